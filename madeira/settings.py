@@ -1,0 +1,237 @@
+"""Process settings: one frozen object, parsed once from the environment and checked as a whole.
+
+This is the only module that reads ``os.environ``. Each field carries its own documentation in its metadata; the
+reference in ``docs/configuration.md`` is made from it.
+"""
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from madeira.errors import SettingsError
+
+#: Every name that Madeira reads starts with this; any other name with it stops the start.
+PREFIX: Final = "MADEIRA_"
+
+#: Names with the prefix that tests and tools may set without their being settings.
+_IGNORED: Final = frozenset({"MADEIRA_TEST_REPORT"})
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not a whole number") from None
+        if not low <= number <= high:
+            raise ValueError(f"{number} is not between {low} and {high}")
+        return number
+
+    return parse
+
+
+def _seconds(low: float, high: float) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not a number of seconds") from None
+        if not low <= number <= high:
+            raise ValueError(f"{value} is not between {low:g} and {high:g} seconds")
+        return number
+
+    return parse
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.lower() not in allowed:
+            raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+        return value.lower()
+
+    return parse
+
+
+def _url(*schemes: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        scheme = urlsplit(value).scheme
+        if scheme not in schemes:
+            raise ValueError(f"the URL must start with {' or '.join(s + '://' for s in schemes)}, not {scheme or '?'}://")
+        return value
+
+    return parse
+
+
+def _namespace(value: str) -> str:
+    if not value or not all(c.isalnum() or c in "-_." for c in value):
+        raise ValueError(f"{value!r} may hold letters, digits, '-', '_' and '.' only")
+    return value
+
+
+def _file(value: str) -> Path:
+    path = Path(value).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    return path
+
+
+def _folder(value: str) -> Path:
+    return Path(value).expanduser().resolve()
+
+
+def _list(value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _setting(default: Any, parse: Callable[[str], Any], doc: str, *, secret: bool = False, unit: str = "") -> Any:
+    return field(default=default, repr=not secret, metadata={"parse": parse, "doc": doc, "unit": unit, "secret": secret})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of one process.
+
+    The environment name of a field is ``MADEIRA_`` and its name in capitals: `database_url` is
+    ``MADEIRA_DATABASE_URL``.
+    """
+
+    database_url: str = _setting(
+        "",
+        _url("postgresql", "postgres"),
+        "Postgres (14 or later), as a libpq URL. Empty: `madeira up` starts an embedded one.",
+        secret=True,
+    )
+    redis_url: str = _setting(
+        "",
+        _url("redis", "rediss", "unix"),
+        "Redis (7 or later) or Valkey (8 or later). Empty: `madeira up` starts an embedded one.",
+        secret=True,
+    )
+    namespace: str = _setting("madeira", _namespace, "Prefix of every Redis key, so that several Madeiras can share one Redis.")
+    data_dir: Path = _setting(Path(".madeira"), _folder, "Folder of the embedded servers' data and of the metrics files.")
+    host: str = _setting("127.0.0.1", _text, "Address that the API listens on.")
+    port: int = _setting(8000, _whole(1, 65535), "Port that the API listens on.")
+    processes: int = _setting(2, _whole(1, 256), "Processes of the API and of the workers that `madeira up` starts, each.")
+    threads: int = _setting(24, _whole(1, 512), "Worker threads per worker process.")
+    config: Path | None = _setting(None, _file, "TOML file with sources, endpoints and routes; followed while running.")
+    secret_key: tuple[str, ...] = _setting(
+        (), _list, "Keys that encrypt secrets at rest, the first one for new ones. Not used by this version.", secret=True
+    )
+    admin_token: str = _setting("", _text, "Bearer token of the administrator. Empty: no administrator access.", secret=True)
+    egress_allow: tuple[str, ...] = _setting((), _list, "CIDRs and host patterns that may be called. Not enforced by this version.")
+    egress_deny: tuple[str, ...] = _setting((), _list, "CIDRs and host patterns that may not be called. Not enforced by this version.")
+    max_body: int = _setting(1_048_576, _whole(1024, 104_857_600), "Largest request body that intake accepts.", unit="bytes")
+    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "Lowest level that is logged.")
+    log_format: str = _setting("json", _choice("json", "text"), "`json`: one object a line; `text`: for a terminal.")
+    metrics_port: int = _setting(9191, _whole(0, 65535), "Port of the workers' /metrics page. 0: none.")
+    beat_s: float = _setting(5.0, _seconds(0.05, 60), "Time between two heartbeats of a process.", unit="seconds")
+    silence_s: float = _setting(
+        60.0, _seconds(0.2, 3600), "Silence after which a process counts as gone and its work is taken over.", unit="seconds"
+    )
+    lease_margin_s: float = _setting(
+        30.0, _seconds(0.5, 3600), "Time that a lease outlives the timeout of its call.", unit="seconds"
+    )
+    reconcile_s: float = _setting(
+        60.0, _seconds(0.2, 3600), "Time between two comparisons of Postgres with the broker.", unit="seconds"
+    )
+
+    def __post_init__(self) -> None:
+        if self.silence_s < 3 * self.beat_s:
+            raise SettingsError(
+                f"MADEIRA_SILENCE_S={self.silence_s:g} must be at least three times MADEIRA_BEAT_S={self.beat_s:g}: "
+                "a process that misses one heartbeat is not gone"
+            )
+
+    @property
+    def deliver_threads(self) -> int:
+        """Threads of a process that deliveries may hold: two stay free for routing, reconcile and jobs."""
+        return max(1, self.threads - 2)
+
+
+def environment_name(f: "Field[Any]") -> str:
+    """The environment name of a field of `Settings`."""
+    return PREFIX + f.name.upper()
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Parse and check the settings.
+
+    `environ` maps names to values; the process's environment when absent. An empty value means "not set".
+
+    Raises:
+        SettingsError: a value is malformed, two contradict each other, or a ``MADEIRA_`` name is unknown.
+    """
+    environ = os.environ if environ is None else environ
+    by_name = {environment_name(f): f for f in fields(Settings)}
+    values: dict[str, Any] = {}
+    for name, raw in environ.items():
+        if not name.startswith(PREFIX) or name in _IGNORED:
+            continue
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(by_name))}"
+            raise SettingsError(f"{name} is not a setting of Madeira{hint}")
+        if raw == "":
+            continue
+        f = by_name[name]
+        try:
+            values[f.name] = f.metadata["parse"](raw)
+        except ValueError as e:
+            raise SettingsError(f"{name}: {e}") from None
+    return Settings(**values)
+
+
+def require(settings: Settings, *names: str) -> None:
+    """Stop with one clear line when a setting that this process cannot do without is missing.
+
+    Raises:
+        SettingsError: one of `names` (field names) is empty.
+    """
+    for name in names:
+        if not getattr(settings, name):
+            raise SettingsError(f"{PREFIX}{name.upper()} is not set; set it, or start everything with `madeira up`")
+
+
+def secret_reference(value: str, where: str, environ: Mapping[str, str] | None = None) -> str:
+    """Resolve a secret of a configuration file: ``env:NAME`` is read from the environment, all else is literal.
+
+    Raises:
+        SettingsError: the named variable is not set, or the secret is empty; the value itself is never told.
+    """
+    environ = os.environ if environ is None else environ
+    if value.startswith("env:"):
+        name = value[4:]
+        if not environ.get(name):
+            raise SettingsError(f"{where}: the environment variable {name} is not set")
+        return environ[name]
+    if not value:
+        raise SettingsError(f"{where}: a secret must not be empty")
+    return value
+
+
+def multiproc_dir(settings: Settings, family: str) -> Path:
+    """The folder of the metrics files of one family of processes (``api``, ``worker``, ``scheduler``).
+
+    Puts it into the environment too, since prometheus-client looks there when it is first imported.
+    """
+    folder = Path(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or settings.data_dir / "metrics" / family)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    return folder
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is an address of this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
