@@ -1,0 +1,133 @@
+"""What every test may ask for: real servers and a fresh database, nothing imitated.
+
+The servers come from wheels unless MADEIRA_DATABASE_URL / MADEIRA_REDIS_URL name others, for example Debian's. A missing
+server is a failure, never a skip.
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
+from tests.servers import OwnPostgres, OwnRedis, with_database
+
+
+@pytest.fixture(scope="session")
+def servers_folder() -> Iterator[Path]:
+    """A folder with a short path for the servers of this session."""
+    folder = Path(tempfile.mkdtemp(prefix="madeira-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(servers_folder: Path) -> Iterator[str]:
+    """A superuser's URL of a server that all tests share; it does without fsync, since it need not survive the machine."""
+    given = os.environ.get("MADEIRA_DATABASE_URL")
+    if given:
+        yield given
+        return
+    server = EmbeddedPostgres(
+        folder=servers_folder / "postgres",
+        options={"fsync": "off", "full_page_writes": "off", "max_connections": "400", "max_prepared_transactions": "10"},
+    )
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_url: str) -> Iterator[str]:
+    """Name of a database with all migrations, to be copied."""
+    from madeira.store.migrate import migrate
+
+    name = f"madeira_template_{uuid.uuid4().hex[:12]}"
+    _administer(postgres_url, f"CREATE DATABASE {name}")
+    migrate(with_database(postgres_url, name))
+    yield name
+    _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def database_url(postgres_url: str, template_database: str) -> Iterator[str]:
+    """URL of a fresh, migrated database of this test alone."""
+    name = f"madeira_test_{uuid.uuid4().hex[:12]}"
+    _administer(postgres_url, f"CREATE DATABASE {name} TEMPLATE {template_database}")
+    yield with_database(postgres_url, name)
+    _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def empty_database_url(postgres_url: str) -> Iterator[str]:
+    """URL of a fresh database without any table."""
+    name = f"madeira_test_{uuid.uuid4().hex[:12]}"
+    _administer(postgres_url, f"CREATE DATABASE {name}")
+    yield with_database(postgres_url, name)
+    _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def shared_redis_url(servers_folder: Path) -> Iterator[str]:
+    """URL of a Redis or Valkey that all tests share; refuses a server that holds somebody's keys, since tests flush it."""
+    given = os.environ.get("MADEIRA_REDIS_URL")
+    if given:
+        with redis.Redis.from_url(given) as client:
+            if client.dbsize():
+                pytest.exit(f"MADEIRA_REDIS_URL's server holds {client.dbsize()} keys; tests empty it: name another", 3)
+        yield given
+        with redis.Redis.from_url(given) as client:
+            client.flushall()
+        return
+    server = EmbeddedValkey(folder=servers_folder / "valkey", options={"appendonly": "no"})
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(shared_redis_url: str) -> str:
+    """URL of the shared Redis, emptied for this test."""
+    with redis.Redis.from_url(shared_redis_url) as client:
+        client.flushall()
+        client.script_flush()
+    return shared_redis_url
+
+
+@pytest.fixture
+def own_redis() -> Iterator[OwnRedis]:
+    """A Valkey of this test alone, for tests that stop, kill or freeze it."""
+    folder = Path(tempfile.mkdtemp(prefix="madeira-"))
+    folder.chmod(0o711)
+    server = OwnRedis(folder=folder / "valkey")
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[OwnPostgres]:
+    """A migrated Postgres of this test alone, for tests that stop, kill or freeze it."""
+    from madeira.store.migrate import migrate
+
+    folder = Path(tempfile.mkdtemp(prefix="madeira-"))
+    folder.chmod(0o711)
+    server = OwnPostgres(folder=folder / "postgres")
+    server.start()
+    migrate(server.url)
+    yield server
+    server.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _administer(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as c:
+        c.execute(statement.encode())
