@@ -1,0 +1,128 @@
+"""The rules as they are now: a configuration file, followed while the process runs.
+
+The file is read every second, not watched: it may lie on any file system, be replaced by renaming, or be a mounted secret.
+A file with a mistake changes nothing: the old rules stay and the mistake is logged, once.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from madeira.errors import SettingsError
+from madeira.log import get
+from madeira.routing.config import Rules, no_rules, parse_toml
+
+#: Seconds between two looks at the file; a change counts within 2 s.
+_PERIOD_S: Final = 1.0
+
+log = get(__name__)
+
+
+class RulesFollower:
+    """Holds the current rules; a thread of its own brings them up to date.
+
+    `path` is the file, or None for the built-in rules only. `on_change` is called with the new rules, in the follower's
+    thread, after each change (not for the first ones).
+
+    Raises:
+        SettingsError: on construction, when the file is missing or wrong.
+    """
+
+    def __init__(self, *, path: Path | None, on_change: Callable[[Rules], None] | None = None) -> None:
+        self._path = path
+        self._on_change = on_change
+        self._seen = b""
+        self._version = 0
+        self._current = no_rules() if path is None else self._load(self._read(path))
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def current(self) -> Rules:
+        """The rules that hold now."""
+        return self._current
+
+    @property
+    def version(self) -> int:
+        """Rises with every change, and is the same in every process that reads the file: its time of change, in ms."""
+        return self._version
+
+    def start(self) -> None:
+        """Begin to follow; after a fork, since threads do not survive one."""
+        if self._path is None or self._thread is not None:
+            return
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="rules-follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End following; `current` stays as it is."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def reload(self) -> None:
+        """Look at the file now. Returns at once; may be called from a signal handler."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.wait(_PERIOD_S)
+            self._wake.clear()
+            if not self._stopped:
+                self._look()
+
+    def _look(self) -> None:
+        assert self._path is not None
+        try:
+            text = self._read(self._path)
+            if text is None:
+                return
+            self._current = self._load(text)
+        except SettingsError as e:
+            log.error("rules.refused", error=str(e), remedy="the rules from before still hold")
+            return
+        rules = self._current
+        log.info("rules.changed", sources=len(rules.sources), endpoints=len(rules.endpoints), routes=len(rules.routes))
+        self._tell(rules)
+
+    def _tell(self, rules: Rules) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(rules)
+        except Exception:
+            log.exception("rules.change_not_told")
+
+    def _read(self, path: Path) -> str | None:
+        """The file's text; None when it is the one seen last."""
+        try:
+            changed = path.stat()
+            content = path.read_bytes()
+        except OSError as e:
+            content = f"unreadable: {e}".encode()
+            if self._is_news(content):
+                raise SettingsError(f"{path}: cannot be read: {e.strerror}") from None
+            return None
+        if not self._is_news(content):
+            return None
+        self._version = max(changed.st_mtime_ns, changed.st_ctime_ns) // 1_000_000
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise SettingsError(f"{path}: is not UTF-8") from None
+
+    def _is_news(self, content: bytes) -> bool:
+        digest = hashlib.sha256(content).digest()
+        if digest == self._seen:
+            return False
+        self._seen = digest
+        return True
+
+    def _load(self, text: str | None) -> Rules:
+        return parse_toml(text or "", where=str(self._path))
