@@ -1,11 +1,12 @@
 """The rules as they are now: a configuration file, followed while the process runs.
 
 The file is read every second, not watched: it may lie on any file system, be replaced by renaming, or be a mounted secret.
-A file with a mistake changes nothing: the old rules stay and the mistake is logged, once.
+A file with a mistake changes nothing: the old rules stay and the mistake is logged, once. A file is taken only when two
+looks, a moment apart, see the same: an editor that empties it before it writes must not take all rules away in between.
 """
 
-import hashlib
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,9 @@ from madeira.routing.config import Rules, no_rules, parse_toml
 
 #: Seconds between two looks at the file; a change counts within 2 s.
 _PERIOD_S: Final = 1.0
+
+#: Seconds that a changed file must stay the same before it is taken.
+_SETTLE_S: Final = 0.1
 
 log = get(__name__)
 
@@ -79,17 +83,29 @@ class RulesFollower:
 
     def _look(self) -> None:
         assert self._path is not None
+        content = self._settled(self._path)
+        if content is None:
+            return
         try:
-            text = self._read(self._path)
-            if text is None:
-                return
-            self._current = self._load(text)
+            self._current = self._load(content)
         except SettingsError as e:
             log.error("rules.refused", error=str(e), remedy="the rules from before still hold")
             return
         rules = self._current
         log.info("rules.changed", sources=len(rules.sources), endpoints=len(rules.endpoints), routes=len(rules.routes))
         self._tell(rules)
+
+    def _settled(self, path: Path) -> bytes | OSError | None:
+        """What the file holds, once it stays the same; None when that is what was seen last."""
+        content = _read(path)
+        while not _same(content, self._seen):
+            time.sleep(_SETTLE_S)
+            again = _read(path)
+            if _same(again, content):
+                self._seen = content
+                return content
+            content = again
+        return None
 
     def _tell(self, rules: Rules) -> None:
         if self._on_change is None:
@@ -99,30 +115,24 @@ class RulesFollower:
         except Exception:
             log.exception("rules.change_not_told")
 
-    def _read(self, path: Path) -> str | None:
-        """The file's text; None when it is the one seen last."""
+    def _load(self, content: bytes | OSError) -> Rules:
+        if isinstance(content, OSError):
+            raise SettingsError(f"{self._path}: cannot be read: {content.strerror}")
         try:
-            changed = path.stat()
-            content = path.read_bytes()
-        except OSError as e:
-            content = f"unreadable: {e}".encode()
-            if self._is_news(content):
-                raise SettingsError(f"{path}: cannot be read: {e.strerror}") from None
-            return None
-        if not self._is_news(content):
-            return None
-        self._version = max(changed.st_mtime_ns, changed.st_ctime_ns) // 1_000_000
-        try:
-            return content.decode()
+            text = content.decode()
         except UnicodeDecodeError:
-            raise SettingsError(f"{path}: is not UTF-8") from None
+            raise SettingsError(f"{self._path}: is not UTF-8") from None
+        return parse_toml(text, where=str(self._path))
 
-    def _is_news(self, content: bytes) -> bool:
-        digest = hashlib.sha256(content).digest()
-        if digest == self._seen:
-            return False
-        self._seen = digest
-        return True
 
-    def _load(self, text: str | None) -> Rules:
-        return parse_toml(text or "", where=str(self._path))
+def _read(path: Path) -> bytes | OSError:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        return e
+
+
+def _same(one: bytes | OSError, other: bytes | OSError) -> bool:
+    if isinstance(one, OSError) and isinstance(other, OSError):
+        return one.errno == other.errno
+    return one == other
