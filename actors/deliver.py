@@ -1,0 +1,159 @@
+"""Stop 3 of 4. Before: a `pending` delivery that may go now. After: claimed, called once, its outcome settled.
+
+The order is what keeps the promises: the claim is committed before the call is made, the outcome is committed before
+the broker hears of it, and no connection is held while the receiver thinks. A worker that dies between two steps leaves
+a claim whose lease runs out, or a settled row whose key reconcile finds finished.
+"""
+
+import math
+import time
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import dramatiq
+
+from madeira import metrics, retry
+from madeira.broker.hands import Hand
+from madeira.broker.queues import DELIVER, ensure_dead_letter
+from madeira.broker.tools import Tools, current
+from madeira.delivery import request as requests
+from madeira.delivery.client import CallFailed
+from madeira.delivery.verdict import judge
+from madeira.errors import StoreUnavailable
+from madeira.log import bind, get
+from madeira.records import Attempt, Claimed, DeliveryRef, Endpoint, Refused, Settled
+from madeira.states import DeliveryStatus
+from madeira.store.deliveries import ClaimRequest, SettleRequest
+
+log = get(__name__)
+
+#: Seconds that a claim may wait for Postgres before the grant is given back.
+_CLAIM_WITHIN_S = 5.0
+
+#: Seconds between two looks at a settle that Postgres has not taken yet.
+_SETTLE_EVERY_S = 5.0
+
+#: Share of the lease's margin that may pass between hand-out and call; past it the call might outlive its lease.
+_LATEST_START = 0.5
+
+#: Times that a delivery whose row is not there is asked for again, before it is dropped: a minute and a quarter.
+_MISSING_TRIES = 4
+
+
+@dramatiq.actor(queue_name=DELIVER, priority=10, max_retries=None, time_limit=math.inf)
+def deliver(delivery_id: int, seq: int, lane: str) -> None:
+    """Deliver one delivery, once."""
+    tools = current()
+    hand = tools.hand()
+    endpoint = tools.endpoint(lane)
+    if endpoint is None:
+        hand.give_back()
+        return
+    claim = _claim(tools, hand, endpoint, delivery_id)
+    if claim is None:
+        return
+    if isinstance(claim, Refused):
+        _leave(hand, DeliveryRef(delivery_id, seq, lane), claim)
+        return
+    with bind(trace_id=claim.trace_id, event_id=claim.event_id, endpoint=claim.endpoint):
+        if hand.waited_s > tools.settings.lease_margin_s * _LATEST_START:
+            # Not called, so nothing to record: the claim runs out by itself.
+            log.warning("delivery.too_late_to_start", waited_s=round(hand.waited_s, 3))
+            return
+        attempt = _call(tools, claim, endpoint)
+        settled = _settle(tools, hand, claim, attempt, endpoint)
+        _tell(hand, claim, attempt, settled)
+
+
+def _claim(tools: Tools, hand: Hand, endpoint: Endpoint, delivery_id: int) -> Claimed | Refused | None:
+    lease_s = endpoint.timeout + tools.settings.lease_margin_s
+    try:
+        return tools.claims.submit(ClaimRequest(delivery_id, str(uuid4()), lease_s), timeout_s=_CLAIM_WITHIN_S)
+    except StoreUnavailable as e:
+        tools.broker.gate.close()
+        hand.give_back()
+        log.warning("delivery.deferred", error=str(e))
+        return None
+
+
+def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
+    """A claim that was refused costs nothing: neither a retry nor the rate token."""
+    hand.refund = True
+    if refused.reason in ("finished", "cancelled", "died"):
+        hand.forget()
+    elif refused.reason == "missing":
+        if hand.only().stumbles >= _MISSING_TRIES:
+            log.error("delivery.no_such_row")
+            hand.forget()
+    else:
+        hand.delay(refused.delay_s)
+    if refused.dead:
+        hand.follow.append(ensure_dead_letter(ref))
+        log.error("delivery.died", failure_class="platform")
+
+
+def _call(tools: Tools, claim: Claimed, endpoint: Endpoint) -> Attempt:
+    try:
+        request = requests.build(claim, endpoint, now=datetime.now(UTC))
+        answer = tools.caller.call(request, deadline_s=endpoint.timeout)
+    except CallFailed as failed:
+        return judge(failed, endpoint)
+    return judge(answer, endpoint)
+
+
+def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint) -> Settled:
+    """Record the outcome, however long Postgres takes; the marker is renewed meanwhile."""
+    hand.renewing = True
+    decision = retry.decide(attempt, policy=endpoint.retry, failures=claim.failures, budget_age_s=claim.budget_age_s)
+    request = SettleRequest(
+        delivery_id=claim.delivery_id,
+        seq=claim.seq,
+        token=claim.token,
+        attempt_no=claim.attempt,
+        attempt=attempt,
+        decision=decision,
+        worker=tools.broker.process,
+    )
+    while True:
+        try:
+            settled = tools.settles.submit(request, timeout_s=_SETTLE_EVERY_S)
+            break
+        except StoreUnavailable as e:
+            tools.broker.gate.close()
+            log.warning("delivery.settle_waits", error=str(e))
+            time.sleep(0.2)
+    _count(claim, attempt, settled)
+    return settled
+
+
+def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled) -> None:
+    event = "delivery.business_failure" if attempt.outcome == "business" else "delivery.attempted"
+    log.info(
+        event,
+        attempt=claim.attempt,
+        outcome=attempt.outcome,
+        status_code=attempt.status_code,
+        error_code=attempt.error_code,
+        duration_s=round(attempt.duration_s, 4),
+        status=settled.status or "late",
+        retry_in_s=round(settled.delay_s, 3) if settled.status == DeliveryStatus.PENDING else None,
+    )
+    if settled.status is None:
+        return
+    if settled.status == DeliveryStatus.PENDING:
+        raise dramatiq.Retry(delay=max(0, round(settled.delay_s * 1000)))
+    hand.forget()
+    if settled.status == DeliveryStatus.DEAD:
+        hand.follow.append(ensure_dead_letter(DeliveryRef(claim.delivery_id, claim.seq, claim.lane)))
+
+
+def _count(claim: Claimed, attempt: Attempt, settled: Settled) -> None:
+    outcome = attempt.outcome if settled.status is not None else "late"
+    metrics.DELIVERY_ATTEMPTS.labels(claim.endpoint, outcome).inc()
+    metrics.DELIVERY_ATTEMPT_DURATION.labels(claim.endpoint).observe(attempt.duration_s)
+    if settled.status in (None, DeliveryStatus.PENDING):
+        return
+    metrics.DELIVERIES_SETTLED.labels(claim.endpoint, settled.status).inc()
+    metrics.DELIVERY_RETRIES.labels(claim.endpoint).observe(claim.attempt - 1)
+    if settled.status == DeliveryStatus.SUCCEEDED:
+        metrics.DELIVERY_LATENCY.observe(settled.latency_s)

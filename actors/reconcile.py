@@ -1,0 +1,193 @@
+"""Compares what Postgres says is unfinished with what the broker knows, and mends the difference.
+
+Everything that can go wrong between the two ends here: a worker or an API process that died between its commit and its
+message, a key that somebody deleted, a finish that never reached Redis. A key is in exactly one place or in none, so
+the comparison is exact: no guess by age, and no duplicates when a backlog is an hour deep.
+
+One run at a time, by a lease row, however many schedulers tick. A run looks at what changed lately, at what is overdue,
+and at a slice of the rest; where it finds unknown keys it goes on until a whole pass finds none.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import dramatiq
+from periodiq import cron
+from psycopg import Connection
+
+from madeira import metrics
+from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
+from madeira.broker.tools import current
+from madeira.errors import BrokerUnavailable, StoreUnavailable
+from madeira.log import get
+from madeira.records import DeliveryRef
+from madeira.store import leases, reconcile as rows
+from madeira.store.database import Database
+
+log = get(__name__)
+
+#: Name of the lease row.
+LEASE = "reconcile"
+
+#: Rows per page.
+PAGE = 1000
+
+#: Rows younger than this are on their way to the broker and not asked for, in seconds.
+GRACE_S = 5.0
+
+#: Pages of the backlog that a run without findings looks at, per queue.
+_SLICES = 5
+
+
+@dramatiq.actor(queue_name="reconcile", periodic=cron("* * * * *"), priority=0, max_retries=0)
+def reconcile() -> None:
+    """One run, unless another one is under way or has just ended."""
+    tools = current()
+    try:
+        run(tools.broker.wire, tools.database, period_s=tools.settings.reconcile_s)
+    except (StoreUnavailable, BrokerUnavailable) as e:
+        log.error("reconcile.deferred", error=str(e))
+
+
+def run(queues: Queues, database: Database, *, period_s: float, grace_s: float = GRACE_S, force: bool = False) -> Counter[str] | None:
+    """One run; returns counts by kind of difference, or None when another run is under way or has just ended.
+
+    `force` runs even when one has just ended (a person asked for it).
+
+    Raises:
+        StoreUnavailable, BrokerUnavailable: a store is away; nothing was lost, the next run goes on.
+    """
+    holder = uuid4().hex
+    with database.connection() as conn:
+        if not leases.take(conn, LEASE, holder, ttl_s=max(300.0, 5 * period_s)):
+            return None
+        last = rows.last_runs(conn, 1)
+    try:
+        if not force and last and last[0]["age_s"] < period_s * 0.5:
+            return None
+        return _run(queues, database, holder, min(grace_s, period_s))
+    finally:
+        with database.connection() as conn:
+            leases.release(conn, LEASE, holder)
+
+
+def _run(queues: Queues, database: Database, holder: str, grace_s: float) -> Counter[str] | None:
+    if not queues.has_epoch():
+        # Without an epoch nothing can be known; the workers are about to rebuild.
+        return None
+    started = time.monotonic()
+    counts: Counter[str] = Counter()
+    comparison = Comparison(queues, database, grace_s, counts)
+    comparison.run()
+    duration_s = time.monotonic() - started
+    with database.connection() as conn:
+        rows.record_run(conn, dict(counts), duration_s, holder)
+    for kind, count in counts.items():
+        metrics.RECONCILE_DIFFERENCES.labels(kind).inc(count)
+    metrics.RECONCILE_LAST_SUCCESS.set_to_current_time()
+    log.info("reconcile.ended", duration_s=round(duration_s, 3), **counts)
+    return counts
+
+
+class Comparison:
+    """One comparison of Postgres with the broker, in both directions; `counts` gets what was found, by kind."""
+
+    def __init__(self, queues: Queues, database: Database, grace_s: float, counts: Counter[str]) -> None:
+        self._queues = queues
+        self._database = database
+        self._grace_s = grace_s
+        self._counts = counts
+
+    def run(self) -> None:
+        """Both directions."""
+        self._unrouted()
+        self._unfinished()
+        self._unnotified()
+        self._finished_but_queued(ROUTE)
+        self._finished_but_queued(DELIVER)
+
+    def _read(self, reader: Callable[..., list[Any]], *args: Any, **options: Any) -> list[Any]:
+        with self._database.connection() as conn:
+            return reader(conn, *args, **options)
+
+    # -- Postgres knows it, the broker does not -----------------------------------------------------------------
+
+    def _unrouted(self) -> None:
+        after, clean = 0, 0
+        while clean < _SLICES:
+            page = self._read(rows.unrouted, after, PAGE, older_than_s=self._grace_s)
+            known = {str(seq): delay_s for seq, delay_s in page}
+            missing = self._queues.unknown(ROUTE, list(known.items()))
+            if missing:
+                # Read again: what was routed meanwhile is not missing.
+                gone = self._read_set(rows.finished_events_among, [int(key) for key in missing])
+                lost = [Ensure(ROUTE, key, known[key]) for key in missing if int(key) not in gone]
+                self._queues.ensure(lost)
+                self._counts["event_not_queued"] += len(lost)
+            clean = 0 if missing else clean + 1
+            if len(page) < PAGE:
+                return
+            after = page[-1][0]
+
+    def _unfinished(self) -> None:
+        for reader in (rows.recently_changed, rows.overdue):
+            self._deliveries(self._read(reader, PAGE, older_than_s=self._grace_s))
+        after, clean = self._cursor(), 0
+        begun, wrapped = after, False
+        while True:
+            page = self._read(rows.unfinished_deliveries, after, PAGE, older_than_s=self._grace_s)
+            clean = 0 if self._deliveries(page) else clean + 1
+            after = page[-1].delivery_id if page else after
+            if len(page) < PAGE:
+                if wrapped or begun == 0:
+                    after = 0
+                    break
+                wrapped, after = True, 0
+            elif wrapped and after >= begun and clean > 0:
+                break
+            if clean >= _SLICES:
+                break
+        self._remember(after)
+
+    def _deliveries(self, refs: Sequence[DeliveryRef]) -> int:
+        known = {delivery_key(ref): ref for ref in refs}
+        missing = self._queues.unknown(DELIVER, [(key, ref.delay_s) for key, ref in known.items()])
+        if not missing:
+            return 0
+        gone = self._read_set(rows.finished_among, [known[key].delivery_id for key in missing])
+        lost = [known[key] for key in missing if known[key].delivery_id not in gone]
+        self._queues.ensure([ensure_delivery(ref) for ref in lost])
+        self._counts["delivery_not_queued"] += len(lost)
+        return len(lost)
+
+    def _read_set(self, reader: Callable[[Connection[Any], Sequence[int]], set[int]], ids: Sequence[int]) -> set[int]:
+        with self._database.connection() as conn:
+            return reader(conn, ids)
+
+    def _cursor(self) -> int:
+        with self._database.connection() as conn:
+            return rows.cursor(conn)
+
+    def _remember(self, after: int) -> None:
+        with self._database.connection() as conn:
+            rows.set_cursor(conn, after)
+
+    def _unnotified(self) -> None:
+        page = self._read(rows.dead_unnotified, 0, PAGE)
+        known = {str(ref.delivery_id): 0.0 for ref in page}
+        missing = self._queues.unknown(DEAD_LETTER, list(known.items()))
+        self._queues.ensure([Ensure(DEAD_LETTER, key) for key in missing])
+        self._counts["dead_letter_not_queued"] += len(missing)
+
+    # -- the broker knows it, Postgres has finished it ----------------------------------------------------------
+
+    def _finished_but_queued(self, queue: str) -> None:
+        _, keys = self._queues.scan(queue, "delayed", 0, PAGE)
+        ids = {int(key.split(":", 1)[0]): key for key in keys}
+        reader = rows.finished_among if queue == DELIVER else rows.finished_events_among
+        gone = self._read_set(reader, list(ids))
+        if gone:
+            self._counts[f"{queue}_finished_but_queued"] += self._queues.forget(queue, [ids[i] for i in gone])

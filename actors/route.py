@@ -1,0 +1,95 @@
+"""Stop 2 of 4. Before: an accepted event. After: one `pending` delivery per endpoint; their ids on the queue `deliver`.
+
+Routing makes no call to the outside, so that intake peaks never press on delivery. A message carries the numbers of up
+to sixteen events; those that failed or took their worker down before come alone, so that a bad one cannot take its
+neighbours with it.
+"""
+
+from collections.abc import Sequence
+
+import dramatiq
+
+from madeira.broker.hands import Hand
+from madeira.broker.queues import ROUTE, ensure_dead_letter, ensure_delivery
+from madeira.broker.tools import Tools, current
+from madeira.errors import StoreUnavailable
+from madeira.log import get
+from madeira.routing.rules import match
+from madeira.store import events
+from madeira.store.events import RouteResult, Unroutable
+
+log = get(__name__)
+
+#: Times that an event whose row is not there is asked for again, before it is dropped: a minute and a quarter.
+_MISSING_TRIES = 4
+
+
+@dramatiq.actor(queue_name=ROUTE, priority=5, max_retries=None)
+def route(*seqs: int) -> None:
+    """Route the events `seqs`."""
+    tools = current()
+    hand = tools.hand()
+    try:
+        if _is_poisonous(tools, hand, seqs):
+            return
+        _route(tools, hand, seqs)
+    except StoreUnavailable as e:
+        tools.broker.gate.close()
+        hand.give_back()
+        log.warning("route.deferred", seqs=seqs, error=str(e))
+    except Exception:
+        log.exception("route.failed", seqs=seqs)
+        if len(seqs) == 1:
+            _count_failure(tools, hand, seqs[0])
+
+
+def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
+    rules = tools.rules.current
+    with tools.database.connection() as conn:
+        found, others = events.routable(conn, seqs)
+        results = events.route(conn, [(event.seq, match(rules, event)) for event in found]) if found else []
+    for result in results:
+        _tell(hand, result)
+    for seq, why in others.items():
+        _leave(tools, hand, seq, why)
+
+
+def _tell(hand: Hand, result: RouteResult) -> None:
+    hand.forget(str(result.seq))
+    hand.follow += [ensure_delivery(ref) for ref in result.refs]
+    hand.follow += [ensure_dead_letter(ref) for ref in result.dead]
+    log.info("event.routed", seq=result.seq, deliveries=len(result.refs), status=result.status)
+
+
+def _leave(tools: Tools, hand: Hand, seq: int, why: Unroutable) -> None:
+    key = str(seq)
+    if why.reason == "finished":
+        # An earlier run may have died after its commit: what it left unfinished is in Postgres, and is queued again.
+        with tools.database.connection() as conn:
+            for result in events.route(conn, [(seq, [])]):
+                _tell(hand, result)
+    elif why.reason == "not_due":
+        hand.delay(why.delay_s, key)
+    elif hand.grants[key].grant.stumbles >= _MISSING_TRIES:
+        log.error("route.no_such_event", seq=seq)
+        hand.forget(key)
+
+
+def _is_poisonous(tools: Tools, hand: Hand, seqs: Sequence[int]) -> bool:
+    """Counts a worker that was lost with this event in its hands; True when it was one too many."""
+    if len(seqs) != 1 or not hand.only().losses:
+        return False
+    return _count_failure(tools, hand, seqs[0])
+
+
+def _count_failure(tools: Tools, hand: Hand, seq: int) -> bool:
+    try:
+        with tools.database.connection() as conn:
+            died = events.count_route_failure(conn, seq)
+    except StoreUnavailable:
+        tools.broker.gate.close()
+        return False
+    if died:
+        log.error("event.died", seq=seq, reason="platform")
+        hand.forget()
+    return died

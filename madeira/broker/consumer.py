@@ -1,0 +1,233 @@
+"""One queue's consumer in one process: the only thread that talks to Redis about that queue.
+
+Worker threads never wait for Redis: an acknowledgement is put on a list, and the consumer's next call carries out all
+that has gathered there, and fetches what the freed threads may do next. So neighbouring threads share calls without
+any timer, and an acknowledgement never raises.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from dramatiq import Message
+from dramatiq.broker import Consumer, MessageProxy
+
+from madeira.broker.hands import Hand, InHand
+from madeira.broker.queues import DELIVER, KEYED, Ensure, Finish, Grant
+from madeira.errors import BrokerUnavailable
+from madeira.log import get
+
+if TYPE_CHECKING:
+    from madeira.broker.broker import MadeiraBroker
+
+log = get(__name__)
+
+#: Seconds between two tries while Redis is away.
+_RETRY_S: Final = 0.5
+
+#: Keys of `route` and `dead_letter` that one message may carry.
+BATCH: Final = 16
+
+
+class QueueConsumer(Consumer):
+    """Fetches messages of `queue`, and finishes them.
+
+    Parameters:
+        prefetch: messages of an ordinary queue that may be in memory.
+        timeout_s: longest time that `__next__` waits before it returns None.
+    """
+
+    def __init__(self, broker: "MadeiraBroker", queue: str, *, prefetch: int, timeout_s: float) -> None:
+        self.broker = broker
+        self.queue = queue
+        self.prefetch = prefetch
+        self.timeout_s = timeout_s
+        self.keyed = queue in KEYED
+        #: Held during a call about this queue; a heartbeat takes it, so that it never lists what is being finished.
+        self.lock = threading.Lock()
+        self._wakeup = threading.Condition()
+        self._nudged = False
+        self._finishes: list[Finish] = []
+        self._follow: list[Ensure] = []
+        self._ready: deque[MessageProxy] = deque()
+        self._calls = 0
+        self._down = False
+
+    # -- what Dramatiq calls ------------------------------------------------------------------------------------
+
+    def __next__(self) -> MessageProxy | None:  # type: ignore[override]
+        if not self._ready:
+            wait_s = self._turn()
+            if not self._ready and wait_s > 0:
+                self._wait(wait_s)
+        return self._ready.popleft() if self._ready else None
+
+    def ack(self, message: MessageProxy) -> None:
+        """Finish a message: by what was said of its grants, or for ordinary messages because it is done."""
+        self._finish(message, failed=False)
+
+    def nack(self, message: MessageProxy) -> None:
+        """Reject a message. A keyed one has no verdict then, and comes back."""
+        self._finish(message, failed=True)
+
+    def requeue(self, messages: Any) -> None:
+        """Give back, to the front, what was not started."""
+        for message in messages:
+            hand = self.broker.hands.get(message.options.get("redis_message_id"))
+            if hand is not None:
+                hand.give_back()
+                self.ack(message)
+
+    def close(self) -> None:
+        """Send what is finished; what cannot be sent is taken over by others when its markers run out."""
+        for message in list(self._ready):
+            self.requeue([message])
+        self._ready.clear()
+        with self.lock:
+            try:
+                self._call(room=0, leaving=True)
+            except BrokerUnavailable as e:
+                log.warning("broker.finish_unsent", queue=self.queue, count=len(self._finishes), error=str(e))
+
+    # -- what the rest of the broker calls ----------------------------------------------------------------------
+
+    def inherit(self, previous: "QueueConsumer") -> None:
+        """Take over what an earlier consumer of the queue had not sent yet."""
+        with previous._wakeup:
+            self._finishes, previous._finishes = previous._finishes, []
+            self._follow, previous._follow = previous._follow, []
+        self._calls = previous._calls
+
+    def nudge(self) -> None:
+        """Wake the consumer: there may be something to do."""
+        with self._wakeup:
+            self._nudged = True
+            self._wakeup.notify()
+
+    # -- own ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, message: MessageProxy, *, failed: bool) -> None:
+        hand = self.broker.hands.pop(message.options.get("redis_message_id"))
+        if hand is None:
+            return
+        finishes = hand.finishes(failed=failed)
+        with self._wakeup:
+            self._finishes += finishes
+            self._follow += hand.follow
+            self._wakeup.notify()
+
+    def _wait(self, seconds: float) -> None:
+        with self._wakeup:
+            if not self._nudged and not self._finishes:
+                self._wakeup.wait(seconds)
+            self._nudged = False
+
+    def _turn(self) -> float:
+        """Finish and fetch; returns the seconds to wait when nothing came."""
+        with self.lock:
+            try:
+                wait_s = self._call(room=self._room())
+            except BrokerUnavailable as e:
+                if not self._down:
+                    log.error("broker.away", queue=self.queue, error=str(e))
+                self._down = True
+                return _RETRY_S
+        if self._down:
+            log.info("broker.back", queue=self.queue)
+            self._down = False
+        return wait_s
+
+    def _room(self) -> int:
+        """Grants to ask for."""
+        if self.broker.stopping or not self.broker.gate.is_open():
+            return 0
+        free = self.broker.budget(self.queue, self.prefetch) - len(self.broker.hands.of(self.queue))
+        return max(0, free) * (1 if self.queue == DELIVER or not self.keyed else BATCH)
+
+    def _call(self, *, room: int, leaving: bool = False) -> float:
+        with self._wakeup:
+            finishes, follow = self._finishes, self._follow
+            self._finishes, self._follow = [], []
+        if room == 0 and not finishes and not follow and not leaving:
+            return self.timeout_s
+        self._calls += 1
+        by_lane = self.broker.hands.by_lane(self.queue) if self.queue == DELIVER else Counter[str]()
+        asked = time.monotonic()
+        try:
+            turn = self.broker.wire.turn(
+                self.queue,
+                self.broker.process,
+                room=room,
+                nonce=str(self._calls),
+                version=self.broker.lanes_version() if self.queue == DELIVER else None,
+                threads=self.broker.budget(self.queue, self.prefetch),
+                in_hand=sum(by_lane.values()),
+                by_lane=by_lane,
+                lease_s=self.broker.silence_s,
+                finishes=finishes,
+                follow=follow,
+            )
+        except BrokerUnavailable:
+            with self._wakeup:
+                self._finishes[:0] = finishes
+                self._follow[:0] = follow
+            raise
+        if not turn.epoch and self.keyed:
+            self.broker.on_lost_epoch()
+            return self.timeout_s
+        self._take(turn.grants, asked)
+        if turn.unset and self._restore(turn.unset):
+            return 0.0
+        return self.timeout_s if turn.next_s is None else min(turn.next_s, self.timeout_s)
+
+    def _restore(self, lanes: Sequence[str]) -> bool:
+        settings = self.broker.lanes(lanes)
+        if len(settings) < len(lanes):
+            known = {s.lane for s in settings}
+            log.warning("lane.unknown", lanes=[name for name in lanes if name not in known][:10])
+        self.broker.wire.set_lanes(settings)
+        return bool(settings)
+
+    def _take(self, grants: Sequence[Grant], asked: float) -> None:
+        if not self.keyed:
+            for grant in grants:
+                self._receive([grant], asked, MessageProxy(Message.decode(grant.body)))
+            return
+        batch: list[Grant] = []
+        for grant in grants:
+            if self.queue == DELIVER or grant.stumbles or grant.losses:
+                # One that failed or took its worker down before must not take its neighbours with it.
+                self._receive([grant], asked)
+            else:
+                batch.append(grant)
+        for start in range(0, len(batch), BATCH):
+            self._receive(batch[start : start + BATCH], asked)
+
+    def _receive(self, grants: Sequence[Grant], asked: float, message: MessageProxy | None = None) -> None:
+        if message is None:
+            message = _message_for(self.queue, grants)
+        hand = Hand(
+            queue=self.queue,
+            handed_out=time.monotonic(),
+            expires=asked + min(g.lease_s for g in grants),
+            grants={g.key: InHand(g) for g in grants},
+            keyed=self.keyed,
+        )
+        message.options["redis_message_id"] = grants[0].key if not self.keyed else grants[0].token
+        self.broker.hands.add(message.options["redis_message_id"], hand)
+        self._ready.append(message)
+
+
+def _message_for(queue: str, grants: Sequence[Grant]) -> MessageProxy:
+    args: tuple[Any, ...]
+    if queue == DELIVER:
+        delivery_id, seq, lane = grants[0].key.split(":", 2)
+        args = (int(delivery_id), int(seq), lane)
+    else:
+        args = tuple(int(g.key) for g in grants)
+    return MessageProxy(
+        Message(queue_name=queue, actor_name=queue, args=args, kwargs={}, options={}, message_id=grants[0].token)
+    )
+

@@ -1,0 +1,370 @@
+"""The queues in Redis: one method per Lua script, no Dramatiq.
+
+Both sides of the system use this: intake to queue what it accepted, the broker to take and to finish. The scripts in
+``scripts/`` are the whole truth about what is where; nothing is cached here. Every script may run twice without harm,
+so a caller whose call failed may simply call again; the client itself never re-sends silently, since a re-sent fetch
+would strand what the first one took.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final, Literal, NamedTuple
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from madeira.errors import BrokerUnavailable
+from madeira.lanes import LaneSettings, credit_ms
+from madeira.records import Accepted, DeliveryRef
+
+#: How long an idempotency mark stays, in milliseconds. The mark decides nothing: Postgres does.
+MARK_TTL_MS: Final = 86_400_000
+
+#: Keys that one call may carry; a longer list is sent in pages.
+PAGE: Final = 500
+
+ROUTE: Final = "route"
+DELIVER: Final = "deliver"
+DEAD_LETTER: Final = "dead_letter"
+
+#: Queues whose messages are keys of rows in Postgres: they can be rebuilt, and a key is in them at most once.
+KEYED: Final = (ROUTE, DELIVER, DEAD_LETTER)
+
+#: What a finish does with a key; see ``scripts/turn.lua``.
+Kind = Literal["f", "d", "b", "s", "x"]
+
+
+class Ensure(NamedTuple):
+    """A key that must be in a queue, due in `delay_s` seconds at the latest."""
+
+    queue: str
+    key: str
+    delay_s: float = 0.0
+
+
+class Finish(NamedTuple):
+    """What becomes of a key that was in hand."""
+
+    key: str
+    token: str
+    kind: Kind
+    #: Reading of the monotonic clock at which a delayed key is due: what the finish waits for a call is not added.
+    due: float = 0.0
+    body: bytes = b""
+    #: Whether the rate token goes back.
+    refund: bool = False
+
+
+class Grant(NamedTuple):
+    """The right to work on a key now."""
+
+    key: str
+    token: str
+    lease_s: float
+    stumbles: int
+    losses: int
+    body: bytes
+
+
+class Turn(NamedTuple):
+    """The answer to one turn."""
+
+    #: False when the epoch is missing: nothing is handed out until a rebuild.
+    epoch: bool
+    #: Seconds to the next chance; None when nothing is in sight.
+    next_s: float | None
+    #: Lanes whose settings Redis does not have, or has in an older version.
+    unset: tuple[str, ...]
+    grants: tuple[Grant, ...]
+
+
+class Held(NamedTuple):
+    """A grant as a heartbeat lists it; `lease_s` is what is left of it."""
+
+    queue: str
+    key: str
+    token: str
+    lease_s: float
+    renew: bool
+
+
+class Beat(NamedTuple):
+    """The answer to one heartbeat."""
+
+    alive: int
+    put_back: int
+    strays: int
+    taken_over: int
+
+
+class Place(NamedTuple):
+    """Where a key is. `delay_s`: until due, until the lane's next chance, or until the marker runs out."""
+
+    kind: Literal["held", "waiting", "delayed", "nowhere"]
+    delay_s: float
+    ahead: int
+
+
+class Size(NamedTuple):
+    """How much is in a queue."""
+
+    ready: int
+    delayed: int
+    held: int
+    rejected: int
+
+
+def delivery_key(ref: DeliveryRef) -> str:
+    """The key of a delivery: all that the broker needs to know of it."""
+    return f"{ref.delivery_id}:{ref.seq}:{ref.lane}"
+
+
+def lane_of(key: str) -> str:
+    """The lane of a key of the queue ``deliver``."""
+    return key.split(":", 2)[2]
+
+
+def ensure_delivery(ref: DeliveryRef) -> Ensure:
+    """A delivery that must be queued."""
+    return Ensure(DELIVER, delivery_key(ref), ref.delay_s)
+
+
+def ensure_dead_letter(ref: DeliveryRef) -> Ensure:
+    """A dead delivery that nobody was told of yet."""
+    return Ensure(DEAD_LETTER, str(ref.delivery_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    text: str
+    sha: str
+
+
+def _load() -> Mapping[str, _Script]:
+    folder = resources.files(__package__) / "scripts"
+    common = (folder / "common.lua").read_text()
+    scripts = {}
+    for file in folder.iterdir():
+        name = file.name.removesuffix(".lua")
+        if file.name.endswith(".lua") and name != "common":
+            text = f"{common}\n{file.read_text()}"
+            scripts[name] = _Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return scripts
+
+
+def connect(url: str, *, timeout_s: float, connections: int, connect_timeout_s: float | None = None) -> redis.Redis:
+    """A Redis client that never re-sends on its own and never waits longer than `timeout_s` for an answer."""
+    pool = redis.ConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s if connect_timeout_s is None else connect_timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+        health_check_interval=0,
+        protocol=2,
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+def _pages(items: Sequence[Any], size: int = PAGE) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"
+
+
+@contextmanager
+def mapped(what: str) -> Iterator[None]:
+    """Turns every error of the Redis client into `BrokerUnavailable`."""
+    try:
+        yield
+    except redis.RedisError as e:
+        raise BrokerUnavailable(f"Redis did not {what}: {type(e).__name__}: {e}") from e
+
+
+class Queues:
+    """The queues of one namespace.
+
+    Parameters:
+        redis_url: where Redis is.
+        namespace: prefix of every key.
+        timeout_s: how long one call may take.
+        connections: upper limit of open connections.
+    """
+
+    def __init__(self, *, redis_url: str, namespace: str, timeout_s: float = 3.0, connections: int = 8) -> None:
+        self.namespace = namespace
+        self.client = connect(redis_url, timeout_s=timeout_s, connections=connections)
+        self._scripts = _load()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
+
+    def run(self, name: str, *args: Any) -> Any:
+        """Run the script `name`.
+
+        Raises:
+            BrokerUnavailable: Redis is away or too slow; whether the script ran is unknown.
+        """
+        script = self._scripts[name]
+        with mapped(f"run {name}"):
+            try:
+                return self.client.evalsha(script.sha, 1, self.namespace, *args)
+            except redis.exceptions.NoScriptError:
+                return self.client.eval(script.text, 1, self.namespace, *args)
+
+    def ping(self) -> bool:
+        """Whether Redis answers."""
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False
+
+    def accept(self, accepted: Sequence[Accepted]) -> None:
+        """Mark events as seen and queue them for routing, in one script per page: either both or neither."""
+        fresh = [a for a in accepted if not a.duplicate and not a.conflict]
+        for page in _pages(fresh):
+            args: list[Any] = [len(page)]
+            for a in page:
+                args += (f"{a.source}:{a.event_id}", MARK_TTL_MS)
+            for a in page:
+                args += (ROUTE, a.seq, _ms(a.delay_s), "")
+            self.run("ensure", *args)
+
+    def ensure(self, items: Sequence[Ensure]) -> int:
+        """Make sure that keys are queued; returns how many were nowhere."""
+        added = 0
+        for page in _pages(items):
+            args: list[Any] = [0]
+            for queue, key, delay_s in page:
+                args += (queue, key, _ms(delay_s), "")
+            added += self.run("ensure", *args)
+        return added
+
+    def enqueue(self, queue: str, key: str, body: bytes, delay_s: float = 0.0) -> None:
+        """Queue an ordinary message."""
+        self.run("ensure", 0, queue, key, _ms(delay_s), body)
+
+    def turn(
+        self,
+        queue: str,
+        process: str,
+        *,
+        room: int,
+        nonce: str,
+        version: int | None,
+        threads: int,
+        in_hand: int,
+        by_lane: Mapping[str, int],
+        lease_s: float,
+        finishes: Sequence[Finish],
+        follow: Sequence[Ensure],
+    ) -> Turn:
+        """One turn of a consumer; see ``scripts/turn.lua``."""
+        args: list[Any] = [queue, process, room, nonce, "" if version is None else version, threads, in_hand, _ms(lease_s)]
+        args.append(len(by_lane))
+        for lane, n in by_lane.items():
+            args += (lane, n)
+        args.append(len(finishes))
+        asked = time.monotonic()
+        for key, token, kind, due, body, refund in finishes:
+            args += (key, token, kind, _ms(max(0.0, due - asked)), body, int(refund))
+        for other, key, delay_s in follow:
+            args += (other, key, _ms(delay_s))
+        epoch, next_ms, unset, flat = self.run("turn", *args)
+        grants = tuple(
+            Grant(flat[i].decode(), flat[i + 1].decode(), float(flat[i + 2]) / 1000, int(flat[i + 3]), int(flat[i + 4]), flat[i + 5])
+            for i in range(0, len(flat), 6)
+        )
+        next_s = float(next_ms) / 1000
+        return Turn(epoch == 1, None if next_s < 0 else next_s, tuple(name.decode() for name in unset), grants)
+
+    def beat(self, process: str, *, silence_s: float, spread_s: float, queues: Sequence[str], held: Iterable[Held]) -> Beat:
+        """One heartbeat; see ``scripts/beat.lua``."""
+        args: list[Any] = [process, _ms(silence_s), _ms(spread_s), len(queues), *queues]
+        for queue, key, token, lease_s, renew in held:
+            args += (queue, key, token, _ms(lease_s), int(renew))
+        return Beat(*self.run("beat", *args))
+
+    def forget(self, queue: str, keys: Sequence[str]) -> int:
+        """Take keys out of a queue, unless somebody holds them; returns how many were taken out."""
+        return sum(self.run("forget", queue, *page) for page in _pages(keys))
+
+    def where(self, queue: str, keys: Sequence[str]) -> list[Place]:
+        """Where keys are."""
+        places = []
+        for page in _pages(keys):
+            for kind, wait, ahead in self.run("where", queue, *page):
+                places.append(Place(kind.decode(), float(wait) / 1000, ahead))
+        return places
+
+    def unknown(self, queue: str, items: Sequence[tuple[str, float]]) -> set[str]:
+        """Which of `items` (key, seconds until due) are nowhere. Brings forward what is delayed too long."""
+        missing: set[str] = set()
+        for page in _pages(items):
+            args = [x for key, delay_s in page for x in (key, _ms(delay_s))]
+            missing.update(key.decode() for key in self.run("known", queue, *args))
+        return missing
+
+    def set_lanes(self, settings: Sequence[LaneSettings]) -> None:
+        """Write the settings of lanes."""
+        for page in _pages(settings, 100):
+            args: list[Any] = [DELIVER]
+            for s in page:
+                gap = 1000.0 / s.rate if s.rate else 0.0
+                credit = credit_ms(s.rate, s.burst) if s.rate else 0.0
+                args += (s.lane, s.version, f"{gap:.6f}", f"{credit:.6f}", s.concurrency, _ms(s.lease_s))
+            self.run("lanes", *args)
+
+    def rebuild_begin(self, nonce: str) -> bool:
+        """Start a rebuild; False when there is an epoch."""
+        return bool(self.run("rebuild", "begin", nonce))
+
+    def rebuild_hold(self, nonce: str, places: Sequence[tuple[str, str, float]]) -> bool:
+        """Write what is in the hands of workers that may be dead: (key, token, seconds of lease left)."""
+        for page in _pages(places):
+            args = [x for key, token, left in page for x in (key, token, _ms(left))]
+            if not self.run("rebuild", "hold", nonce, DELIVER, *args):
+                return False
+        return True
+
+    def rebuild_commit(self, nonce: str) -> bool:
+        """Make the epoch; False when another rebuild has begun since."""
+        return bool(self.run("rebuild", "commit", nonce))
+
+    def has_epoch(self) -> bool:
+        """Whether keyed queues hand anything out."""
+        with mapped("tell its epoch"):
+            return bool(self.client.exists(f"{self.namespace}:epoch"))
+
+    def sizes(self, queues: Sequence[str] = KEYED) -> dict[str, Size]:
+        """How much is in each queue."""
+        return {queue: Size(*size) for queue, size in zip(queues, self.run("sizes", *queues), strict=True)}
+
+    def flush(self, queue: str) -> None:
+        """Drop everything in a queue."""
+        self.run("flush", queue)
+
+    def scan(self, queue: str, where: Literal["delayed", "held"], cursor: int, count: int) -> tuple[int, list[str]]:
+        """A slice of the keys that are delayed or held, for the comparison with Postgres."""
+        name = f"{self.namespace}:{queue}:{where}"
+        with mapped("scan"):
+            if where == "held":
+                cursor, found = self.client.hscan(name, cursor, count=count)
+                return int(cursor), [key.decode() for key in found]
+            cursor, pairs = self.client.zscan(name, cursor, count=count)
+            return int(cursor), [key.decode() for key, _ in pairs]
+
+
+#: What a consumer calls when lanes have no settings: lane names in, their settings out (unknown lanes are left out).
+LaneLookup = Callable[[Sequence[str]], Sequence[LaneSettings]]

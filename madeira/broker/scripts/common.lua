@@ -1,0 +1,139 @@
+-- What every script shares; put in front of each of them when it is loaded.
+--
+-- KEYS[1]  the namespace. All other key names are made from it here:
+--
+--   epoch                       made only by a rebuild; without it keyed queues hand out nothing
+--   rebuild                     the nonce of the rebuild under way
+--   procs                       zset  process -> time of its last beat (ms)
+--   wake:<process>              list  names of queues that have something for this process
+--   strays:<process>            set   tokens that its last beat did not list
+--   <queue>:delayed             zset  key -> due time (ms)
+--   <queue>:lane:<lane>         zset  key -> score; the waiting line of one lane
+--   <queue>:held                hash  key -> "token process until note": in a worker's hands
+--   <queue>:active              zset  lane -> time of its next chance (ms); an index, rebuilt by `ensure`
+--   <queue>:idle                set   processes that found nothing and want to be woken
+--   <queue>:stumbles, :losses   hash  key -> times in a row it was given up without a verdict / its holder was gone
+--   <queue>:msgs, :XQ, :XQ.msgs the bodies of ordinary messages, and those that were rejected
+--   lane:<lane>:cfg             hash  gap (ms between two grants, 0: none), credit (ms), cap, lease (ms), version
+--   lane:<lane>:tat             string  time of the next token (ms)
+--   lane:<lane>:places          zset  token -> until (ms)
+--
+-- A key is in exactly one of delayed, a lane, held. Times are Redis' own, in ms with a fraction.
+
+local P = KEYS[1] .. ':'
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) * 1000 + tonumber(clock[2]) / 1000
+
+local function ms(x) return string.format('%.3f', x) end
+local function at(queue, name) return P .. queue .. ':' .. name end
+local function lane_key(queue, lane) return P .. queue .. ':lane:' .. lane end
+local function pace_key(lane, name) return P .. 'lane:' .. lane .. ':' .. name end
+
+-- `id:seq:lane` is a delivery; everything else waits in the one lane `-` of its queue.
+local function lane_of(key)
+  return string.match(key, '^%d+:%d+:(.+)$') or '-'
+end
+
+local function score_of(key)
+  return string.match(key, '^%d+:(%d+):') or string.match(key, '^%d+$') or ms(now)
+end
+
+local function read_held(queue, key)
+  local value = redis.call('HGET', at(queue, 'held'), key)
+  if not value then return nil end
+  local token, process, till, note = string.match(value, '^(%S+) (%S+) (%S+) (%S+)$')
+  return {token = token, process = process, till = tonumber(till) or 0, note = tonumber(note)}
+end
+
+local function write_held(queue, key, held)
+  redis.call('HSET', at(queue, 'held'), key,
+    held.token .. ' ' .. held.process .. ' ' .. ms(held.till) .. ' ' .. (held.note and ms(held.note) or '-'))
+end
+
+-- Wakes up to `n` processes that registered as idle on `queue`.
+local function wake(queue, n)
+  local idle = redis.call('SPOP', at(queue, 'idle'), n)
+  for _, process in ipairs(idle) do
+    redis.call('RPUSH', P .. 'wake:' .. process, queue)
+    redis.call('PEXPIRE', P .. 'wake:' .. process, 60000)
+  end
+end
+
+-- Lets a lane be looked at. Only a lane that was asleep wakes somebody: an active one is on somebody's list already.
+local function activate(queue, lane)
+  if redis.call('ZADD', at(queue, 'active'), 'NX', ms(now), lane) == 1 then wake(queue, 1) end
+end
+
+-- Delays below this are told to an idle process at once; longer ones are seen by its next look in time.
+local SOON = 1500
+
+-- Puts a key that is nowhere where it belongs.
+local function put(queue, key, due, score)
+  if due > now then
+    redis.call('ZADD', at(queue, 'delayed'), ms(due), key)
+    if due - now < SOON then wake(queue, 1) end
+  else
+    local lane = lane_of(key)
+    redis.call('ZADD', lane_key(queue, lane), score or score_of(key), key)
+    activate(queue, lane)
+  end
+end
+
+-- Where a key is: 'held', 'waiting', 'delayed' (then with its due time), or nil.
+local function whereabouts(queue, key)
+  if redis.call('HEXISTS', at(queue, 'held'), key) == 1 then return 'held' end
+  local due = redis.call('ZSCORE', at(queue, 'delayed'), key)
+  if due then return 'delayed', tonumber(due) end
+  if redis.call('ZSCORE', lane_key(queue, lane_of(key)), key) then return 'waiting' end
+  return nil
+end
+
+-- Makes sure that a key is somewhere and not due later than `due`.
+-- Held: the time is noted there, and whoever finishes it acts on the note. Returns true when the key was nowhere.
+local function ensure(queue, key, due, score)
+  local where, known = whereabouts(queue, key)
+  if where == 'held' then
+    local held = read_held(queue, key)
+    if held and (not held.note or due < held.note) then
+      held.note = due
+      write_held(queue, key, held)
+    end
+    return false
+  elseif where == 'waiting' then
+    activate(queue, lane_of(key))
+    return false
+  elseif where == 'delayed' then
+    if due < known then
+      redis.call('ZREM', at(queue, 'delayed'), key)
+      put(queue, key, due, score)
+    end
+    return false
+  end
+  put(queue, key, due, score)
+  return true
+end
+
+local function drop_counts(queue, key)
+  redis.call('HDEL', at(queue, 'stumbles'), key)
+  redis.call('HDEL', at(queue, 'losses'), key)
+end
+
+-- Frees the place of a token in its lane; a lane that waited for a place may go on.
+local function free_place(queue, lane, token)
+  if lane == '-' then return end
+  if redis.call('ZREM', pace_key(lane, 'places'), token) == 1 then
+    redis.call('ZADD', at(queue, 'active'), 'XX', 'LT', ms(now), lane)
+  end
+end
+
+-- Gives a rate token back that was not used.
+local function refund(lane)
+  local gap = tonumber(redis.call('HGET', pace_key(lane, 'cfg'), 'gap') or '0') or 0
+  local tat = tonumber(redis.call('GET', pace_key(lane, 'tat')) or '')
+  if gap > 0 and tat then redis.call('SET', pace_key(lane, 'tat'), ms(tat - gap), 'PX', 86400000) end
+end
+
+-- A key without a verdict comes back after 5 s, doubling to 5 min.
+local function stumble_delay(times)
+  return math.min(5000 * 2 ^ math.min(times - 1, 10), 300000)
+end

@@ -1,0 +1,16 @@
+-- Writes the settings of lanes; older ones never replace newer ones, and what waits feels a change at once.
+--
+-- ARGV  1 queue, then per lane: name, version, gap (ms), credit (ms), cap, lease (ms)
+
+local queue = ARGV[1]
+for i = 2, #ARGV, 6 do
+  local name, version = ARGV[i], ARGV[i + 1]
+  local cfg = pace_key(name, 'cfg')
+  local known = tonumber(redis.call('HGET', cfg, 'version') or '')
+  if not known or known <= tonumber(version) then
+    redis.call('HSET', cfg, 'version', version, 'gap', ARGV[i + 2], 'credit', ARGV[i + 3], 'cap', ARGV[i + 4],
+      'lease', ARGV[i + 5])
+    if redis.call('ZADD', at(queue, 'active'), 'XX', 'CH', 'LT', ms(now), name) == 1 then wake(queue, 1) end
+  end
+end
+return 1

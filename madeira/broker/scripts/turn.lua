@@ -1,0 +1,210 @@
+-- One turn of a consumer: what it has finished, what must follow, and what it may do next. One call for all three.
+--
+-- ARGV  1 queue   2 process   3 room: grants wanted   4 nonce: unique per call of this process
+--       5 version of the lane settings that the caller knows ('' : the queue has no lanes, only order)
+--       6 threads that this queue may use in the process   7 grants in its hands now
+--       8 lease (ms) of a grant in a queue without lanes; lanes bring their own
+--       9 n, then n pairs lane, grants of it in the process's hands (after the finishes below)
+--       then m, then m finishes: key, token, kind, delay (ms), body, 1 when the rate token goes back
+--          kind f: forget (a verdict was recorded); d: delay; b: give back, to the front; s: no verdict, delayed by
+--          5 s, doubling; x: reject (ordinary messages)
+--       then per follow-up: queue, key, delay (ms)
+-- Returns {1 or 0 (0: no epoch), ms to the next chance or '-1', {lanes whose settings are missing or old},
+--          {key, token, lease (ms), stumbles, losses, body, ...}}
+
+local queue, process, room, nonce = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local version, threads, in_hand = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local plain_lease = tonumber(ARGV[8])
+local paced = version ~= ''
+local held_here = {}
+local i = 10
+for _ = 1, tonumber(ARGV[9]) do
+  held_here[ARGV[i]] = tonumber(ARGV[i + 1])
+  i = i + 2
+end
+
+local function finish(key, token, kind, delay, body, unused)
+  local lane = lane_of(key)
+  free_place(queue, lane, token)
+  local held = read_held(queue, key)
+  if not held or held.token ~= token then
+    -- Somebody else's now, or put back meanwhile. What must not get lost is a key that is nowhere.
+    if not held and kind ~= 'f' and kind ~= 'x' then ensure(queue, key, now + delay) end
+    return
+  end
+  redis.call('HDEL', at(queue, 'held'), key)
+  if paced and (unused or kind == 'b') then refund(lane) end
+  if kind == 'f' or kind == 'x' then
+    drop_counts(queue, key)
+    if held.note then
+      put(queue, key, held.note)
+      return
+    end
+    if kind == 'x' then
+      local stored = redis.call('HGET', at(queue, 'msgs'), key)
+      if stored then
+        redis.call('ZADD', at(queue, 'XQ'), ms(now), key)
+        redis.call('HSET', at(queue, 'XQ.msgs'), key, stored)
+      end
+    end
+    if not paced then redis.call('HDEL', at(queue, 'msgs'), key) end
+  elseif kind == 'd' then
+    drop_counts(queue, key)
+    if body ~= '' then redis.call('HSET', at(queue, 'msgs'), key, body) end
+    local due = now + delay
+    if held.note and held.note < due then due = held.note end
+    put(queue, key, due)
+  elseif kind == 'b' then
+    put(queue, key, now)
+  else
+    local due = now + stumble_delay(redis.call('HINCRBY', at(queue, 'stumbles'), key, 1))
+    if held.note and held.note < due then due = held.note end
+    put(queue, key, due)
+  end
+end
+
+local finishes = tonumber(ARGV[i])
+i = i + 1
+for _ = 1, finishes do
+  finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5] == '1')
+  i = i + 6
+end
+while i <= #ARGV do
+  ensure(ARGV[i], ARGV[i + 1], now + tonumber(ARGV[i + 2]))
+  i = i + 3
+end
+
+if room <= 0 then
+  redis.call('SREM', at(queue, 'idle'), process)
+  return {1, '-1', {}, {}}
+end
+if redis.call('EXISTS', P .. 'epoch') == 0 then return {0, '-1', {}, {}} end
+
+-- What has come due goes into its lane.
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', at(queue, 'delayed'), '-inf', ms(now), 'LIMIT', 0, 500)) do
+  redis.call('ZREM', at(queue, 'delayed'), key)
+  put(queue, key, now)
+end
+
+local active = at(queue, 'active')
+local grants, missing, lanes = {}, {}, {}
+local served = 0
+
+-- The state of a lane as this call sees it. `closed` says why no more may go: 'empty', 'rate', 'cap', 'room', 'unset'.
+local function open_lane(name)
+  local lane = {name = name, line = lane_key(queue, name), here = held_here[name] or 0}
+  if not paced then
+    lane.lease = plain_lease
+    return lane
+  end
+  local cfg = redis.call('HMGET', pace_key(name, 'cfg'), 'gap', 'credit', 'cap', 'lease', 'version')
+  if not cfg[4] or not cfg[5] or tonumber(cfg[5]) < tonumber(version) then
+    lane.closed = 'unset'
+    return lane
+  end
+  lane.gap, lane.credit, lane.cap, lane.lease = tonumber(cfg[1]), tonumber(cfg[2]), tonumber(cfg[3]), tonumber(cfg[4])
+  lane.places = pace_key(name, 'places')
+  redis.call('ZREMRANGEBYSCORE', lane.places, '-inf', ms(now))
+  -- Nor can a place outlive any lease: one that claims to would lower the cap for ever.
+  redis.call('ZREMRANGEBYSCORE', lane.places, ms(now + 4 * lane.lease), '+inf')
+  lane.taken = redis.call('ZCARD', lane.places)
+  if lane.gap > 0 then
+    lane.tat = tonumber(redis.call('GET', pace_key(name, 'tat')) or '') or now
+    -- Nobody may wait longer than the credit allows: a token time far ahead is not ours (a clock that jumped).
+    lane.tat = math.min(lane.tat, now + lane.gap)
+  end
+  return lane
+end
+
+local function room_for(lane)
+  if not paced then return true end
+  if lane.here >= math.max(1, math.floor(threads / 2)) then return false end
+  local free = threads - in_hand
+  return lane.here == 0 or free > math.floor(threads / 4)
+end
+
+local function pop(lane)
+  while true do
+    local first = redis.call('ZPOPMIN', lane.line)
+    local key = first[1]
+    if not key then return nil end
+    -- A copy put here by hand while the key is in somebody's hands has no effect.
+    if redis.call('HEXISTS', at(queue, 'held'), key) == 0 then return key end
+  end
+end
+
+local function grant(lane)
+  if lane.closed then return end
+  if lane.taken and lane.taken >= lane.cap then lane.closed = 'cap' return end
+  if lane.tat and lane.tat > now then lane.closed = 'rate' return end
+  if not room_for(lane) then lane.closed = 'room' return end
+  local key = pop(lane)
+  if not key then lane.closed = 'empty' return end
+  local body = ''
+  if not paced and not string.match(key, '^%d+$') then
+    body = redis.call('HGET', at(queue, 'msgs'), key)
+    if not body then return end
+  end
+  served = served + 1
+  local token = process .. '#' .. nonce .. '.' .. served
+  write_held(queue, key, {token = token, process = process, till = now + lane.lease})
+  if paced then
+    redis.call('ZADD', lane.places, ms(now + lane.lease), token)
+    lane.taken = lane.taken + 1
+    if lane.tat then
+      lane.tat = math.max(lane.tat, now - lane.credit) + lane.gap
+      lane.paid = true
+    end
+  end
+  lane.here, in_hand = lane.here + 1, in_hand + 1
+  for _, x in ipairs({key, token, ms(lane.lease), redis.call('HGET', at(queue, 'stumbles'), key) or '0',
+                      redis.call('HGET', at(queue, 'losses'), key) or '0', body}) do
+    grants[#grants + 1] = x
+  end
+end
+
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', active, '-inf', ms(now), 'LIMIT', 0, 100)) do
+  lanes[#lanes + 1] = open_lane(name)
+end
+local progress = true
+while progress and served < room do
+  local before = served
+  for _, lane in ipairs(lanes) do
+    if served >= room then break end
+    grant(lane)
+  end
+  progress = served > before
+end
+
+-- When each lane that was looked at has its next chance.
+local open = false
+for _, lane in ipairs(lanes) do
+  if lane.paid then redis.call('SET', pace_key(lane.name, 'tat'), ms(lane.tat), 'PX', 86400000) end
+  if redis.call('EXISTS', lane.line) == 0 then
+    redis.call('ZREM', active, lane.name)
+  elseif lane.closed == 'unset' then
+    missing[#missing + 1] = lane.name
+    redis.call('ZADD', active, ms(now + 1000), lane.name)
+  elseif lane.tat and lane.tat > now then
+    redis.call('ZADD', active, ms(lane.tat), lane.name)
+  elseif lane.taken and lane.taken >= lane.cap then
+    local first = redis.call('ZRANGE', lane.places, 0, 0, 'WITHSCORES')
+    redis.call('ZADD', active, ms(math.max(now + 1, tonumber(first[2] or now))), lane.name)
+  else
+    open = true
+    redis.call('ZADD', active, ms(now), lane.name)
+  end
+end
+
+redis.call('SREM', at(queue, 'idle'), process)
+-- Only who made progress wakes the next one: two processes that both cannot take a lane must not wake each other for ever.
+if open and (served > 0 or finishes > 0) then wake(queue, 1) end
+if served < room then redis.call('SADD', at(queue, 'idle'), process) end
+
+local chance = -1
+local function sooner(t)
+  if t and (chance < 0 or tonumber(t) - now < chance) then chance = math.max(0, tonumber(t) - now) end
+end
+sooner(redis.call('ZRANGEBYSCORE', active, '(' .. ms(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+sooner(redis.call('ZRANGE', at(queue, 'delayed'), 0, 0, 'WITHSCORES')[2])
+return {1, ms(chance), missing, grants}

@@ -1,0 +1,106 @@
+"""What the actors of one worker process work with: connections, group commits, rules, the HTTP client.
+
+Opened when the worker boots, after it was forked, and closed when it has ended. The sizes are computed from the number
+of threads, so that connections have an upper limit however long the backlog is.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from dramatiq import Broker, Worker, get_broker
+from dramatiq.middleware import CurrentMessage
+
+from madeira.broker.broker import MadeiraBroker
+from madeira.broker.hands import Hand
+from madeira.broker.pulse import Pulse
+from madeira.broker.rebuild import Stopper
+from madeira.delivery.client import Caller
+from madeira.errors import MadeiraError
+from madeira.lanes.pace import endpoint_of
+from madeira.records import Claimed, Endpoint, Refused, Settled
+from madeira.routing.follow import RulesFollower
+from madeira.settings import Settings
+from madeira.store import deliveries
+from madeira.store.database import Database
+from madeira.store.deliveries import ClaimRequest, SettleRequest
+from madeira.store.group_commit import GroupCommit
+
+#: Pooled connections of a worker process to Postgres, beside the two that commit claims and settles.
+POOL: Final = 2
+
+#: Connections of a worker process to Redis: one per consumer, one that waits to be woken, one that beats, two spare.
+REDIS_CONNECTIONS: Final = 12
+
+
+@dataclass
+class Tools:
+    """The tools of one process. `open` and `close` are called by the life span of the worker."""
+
+    settings: Settings
+    broker: MadeiraBroker
+    database: Database
+    rules: RulesFollower
+    pulse: Pulse
+    caller: Caller
+    claims: GroupCommit[ClaimRequest, Claimed | Refused]
+    settles: GroupCommit[SettleRequest, Settled]
+    #: Ends the waits of a rebuild when the process ends.
+    stopped: Stopper
+
+    def open(self, worker: Worker) -> None:
+        """Open connections and start threads, in the forked worker."""
+        self.broker.worker = worker
+        self.database.open()
+        self.rules.start()
+        self.claims.start()
+        self.settles.start()
+        self.pulse.start()
+
+    def close(self) -> None:
+        """Close everything; the last finishes were sent."""
+        self.stopped.stop()
+        self.pulse.stop()
+        self.claims.stop(timeout_s=5.0)
+        self.settles.stop(timeout_s=5.0)
+        self.rules.stop()
+        self.caller.close()
+        self.database.close()
+        self.broker.wire.close()
+
+    def hand(self) -> Hand:
+        """The grants of the message that this thread works on.
+
+        Raises:
+            MadeiraError: there is none; the middleware should have refused the message.
+        """
+        message = CurrentMessage.get_current_message()
+        hand = self.broker.hands.get(message.options.get("redis_message_id")) if message else None
+        if hand is None:
+            raise MadeiraError("a keyed actor runs without a grant: is the idempotency middleware missing?")
+        return hand
+
+    def endpoint(self, lane: str) -> Endpoint | None:
+        """The endpoint of a lane, as it is now."""
+        return self.rules.current.endpoints.get(endpoint_of(lane))
+
+
+def group_commits(
+    database: Database,
+) -> tuple[GroupCommit[ClaimRequest, Claimed | Refused], GroupCommit[SettleRequest, Settled]]:
+    """The committing threads of a worker process; both may run again what they do not know the outcome of."""
+    commit = partial(GroupCommit, database=database, rerun_unknown=True)
+    return commit(name="claim", run=deliveries.claim), commit(name="settle", run=deliveries.settle)
+
+
+def current() -> Tools:
+    """The tools of this process.
+
+    Raises:
+        MadeiraError: the global broker is not Madeira's.
+    """
+    broker: Broker = get_broker()
+    tools = getattr(broker, "tools", None)
+    if not isinstance(tools, Tools):
+        raise MadeiraError("import madeira.actors first: it builds the broker that the actors belong to")
+    return tools

@@ -1,0 +1,9 @@
+"""Lanes: the waiting line and the pace of one endpoint (of one host, for callback addresses).
+
+What a lane may do next is decided in Redis, by ``madeira/broker/scripts/turn.lua``, since the lane is the queue of
+``deliver``. Here stands how an endpoint's settings become those of its lanes.
+"""
+
+from madeira.lanes.pace import LaneSettings, credit_ms, settings_of
+
+__all__ = ["LaneSettings", "credit_ms", "settings_of"]
