@@ -1,0 +1,194 @@
+"""The request of a claimed delivery.
+
+The body is the same bytes on every attempt: it follows from the event alone, and the payload goes into it as the very bytes
+that the upstream sent, never parsed and written again (a 20-digit number or ``1.0`` arrives as it was). URL, headers and
+secrets come from the endpoint as it is now, so that a corrected endpoint helps what is already waiting.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+import madeira
+from madeira.delivery import signing, target
+from madeira.errors import MadeiraError
+from madeira.records import Attempt, Claimed, Endpoint
+from madeira.states import ErrorCode, Outcome
+
+USER_AGENT: Final = f"Madeira/{madeira.__version__}"
+
+#: Headers (in lower case) that Madeira sets itself, or that decide where a message ends: an endpoint cannot set them.
+RESERVED_HEADERS: Final = frozenset(
+    {
+        "content-type",
+        "user-agent",
+        "x-trace-id",
+        "traceparent",
+        "tracestate",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+        "x-madeira-timestamp",
+        "x-madeira-signature",
+        "x-madeira-attempt",
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "upgrade",
+        "expect",
+        "accept-encoding",
+    }
+)
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
+_HEX_TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}")
+
+
+class NotSent(MadeiraError):
+    """Raised when a delivery cannot be turned into a request; `attempt` is what goes into the log instead of a call."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(f"{attempt.error_code}: {attempt.reason}")
+        self.attempt = attempt
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundRequest:
+    """One HTTP request, complete."""
+
+    method: str
+    target: target.Target
+    #: In the order in which they go on the wire; without Host and Content-Length, which the transport adds.
+    headers: list[tuple[str, str]] = field(repr=False)
+    body: bytes = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """The URL that is called, without user and password."""
+        return self.target.url
+
+
+def build(claim: Claimed, endpoint: Endpoint, *, now: datetime) -> OutboundRequest:
+    """Make the request for `claim`; `now` becomes its timestamp.
+
+    Raises:
+        NotSent: the URL cannot be called, or a header or secret of the endpoint cannot be used. No retry mends that.
+    """
+    url = claim.target_uri or "" if endpoint.is_callback else endpoint.url
+    try:
+        where = target.parse(url)
+    except target.BadUrl as e:
+        raise NotSent(_refusal(ErrorCode.BAD_URL, str(e), _printable(url), now)) from None
+    body = _body(claim)
+    try:
+        headers = _headers(claim, endpoint, where, body, now)
+    except ValueError as e:
+        raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e}", where.url, now)) from None
+    return OutboundRequest(endpoint.method, where, headers, body)
+
+
+def webhook_id(claim: Claimed) -> str:
+    """The ``webhook-id``: the same over all attempts, takeovers and replays of a delivery.
+
+    Receivers use it to recognise repetitions, so it must differ between two Madeiras too: hence the hash behind the number.
+    """
+    whole = "\n".join((claim.source, claim.event_id, claim.endpoint, claim.created_at.astimezone(UTC).isoformat()))
+    return f"msg_{claim.delivery_id}_{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+
+
+def check_header(name: str, value: str) -> None:
+    """Refuse a header that an endpoint may not have.
+
+    Raises:
+        ValueError: the name is not one, is reserved, or the value would break the message; the value is not told.
+    """
+    if not _TOKEN.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be the name of a header")
+    if name.lower() in RESERVED_HEADERS:
+        raise ValueError(f"the header {name} is set by Madeira itself")
+    if _CONTROL.search(value):
+        raise ValueError(f"the value of the header {name} holds a line break or another control character")
+
+
+def _body(claim: Claimed) -> bytes:
+    if claim.body is not None:
+        return claim.body.encode()
+    created_at = claim.created_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    envelope = json.dumps(
+        {
+            "event_id": claim.event_id,
+            "event_type": claim.event_type,
+            "source": claim.source,
+            "created_at": created_at,
+            "trace_id": claim.trace_id,
+        }
+    )
+    return f'{envelope[:-1]}, "payload": {claim.payload}}}'.encode()
+
+
+def _headers(claim: Claimed, endpoint: Endpoint, where: target.Target, body: bytes, now: datetime) -> list[tuple[str, str]]:
+    timestamp = str(int(now.timestamp()))
+    message_id = webhook_id(claim)
+    headers = [
+        ("Content-Type", "application/json"),
+        ("User-Agent", USER_AGENT),
+        ("Accept-Encoding", "identity"),
+        ("X-Trace-Id", claim.trace_id),
+        ("traceparent", _traceparent(claim)),
+        ("webhook-id", message_id),
+        ("webhook-timestamp", timestamp),
+        ("X-Madeira-Timestamp", timestamp),
+        ("X-Madeira-Attempt", str(claim.attempt)),
+    ]
+    if endpoint.secrets:
+        headers.append(("webhook-signature", signing.standard_signature(endpoint.secrets, message_id, timestamp, body)))
+        headers.append(("X-Madeira-Signature", signing.madeira_signature(endpoint.secrets, timestamp, body)))
+    authorized = False
+    for name, value in endpoint.headers.items():
+        lower = name.lower()
+        if lower in RESERVED_HEADERS:
+            continue
+        check_header(name, value)
+        authorized |= lower == "authorization"
+        headers.append((name, value))
+    if where.authorization and not authorized:
+        headers.append(("Authorization", where.authorization))
+    return headers
+
+
+def _traceparent(claim: Claimed) -> str:
+    """The upstream's trace with this attempt as its parent; a trace made from ``trace_id`` where it brought none."""
+    given = _TRACEPARENT.fullmatch(claim.traceparent or "")
+    flags = given[2] if given else "01"
+    trace = given[1] if given else _trace_of(claim.trace_id)
+    span = hashlib.sha256(f"{claim.delivery_id} {claim.attempt} {claim.token}".encode()).hexdigest()[:16]
+    return f"00-{trace}-{span}-{flags}"
+
+
+def _trace_of(trace_id: str) -> str:
+    if _HEX_TRACE.fullmatch(trace_id):
+        return trace_id
+    return hashlib.sha256(trace_id.encode()).hexdigest()[:32]
+
+
+def _refusal(code: ErrorCode, reason: str, url: str, now: datetime) -> Attempt:
+    return Attempt(Outcome.PERMANENT, now, 0.0, url, error_code=code, reason=reason)
+
+
+def _printable(url: str) -> str:
+    """`url` for the log: without user and password, without what would break a line or Postgres, cut at 500 characters."""
+    scheme, found, rest = url.partition("://")
+    if found:
+        authority, slash, path = rest.partition("/")
+        url = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in url[:500])

@@ -1,0 +1,158 @@
+"""A URL that can be called, taken apart once.
+
+The checks are stricter than what URL libraries let pass, since a URL may come from a stranger (``target_uri``): whatever
+cannot be called is refused here, with a reason, so that nothing below raises an error outside the closed list. A host that
+is a number in disguise (``127.1``, ``0x7f.1``, ``①②⑦.0.0.1``) is refused too: the system's resolver would take it for an
+address that nobody wrote.
+"""
+
+import base64
+import functools
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import httpx
+import idna
+
+from madeira.errors import MadeiraError
+
+#: Characters of a URL, at most.
+MAX_URL: Final = 8192
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+class BadUrl(MadeiraError):
+    """Raised when a URL cannot be called, whatever the network; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a call goes."""
+
+    scheme: str
+    #: In ASCII, lower case; an IPv6 address without its brackets.
+    host: str
+    port: int
+    #: The value of the Host header.
+    authority: str
+    #: Path and query, as they go on the wire.
+    path: str
+    #: The URL without user, password and fragment: what is logged.
+    url: str
+    #: The same for httpx.
+    httpx_url: httpx.URL = field(repr=False)
+    #: The value of an Authorization header that follows from user and password in the URL.
+    authorization: str | None = field(default=None, repr=False)
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """What connections may be shared by."""
+        return (self.scheme, self.host, self.port)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(url: str) -> Target:
+    """Take `url` apart.
+
+    Raises:
+        BadUrl: it is not an absolute http or https URL, or its host or port cannot exist.
+    """
+    _check_characters(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as e:
+        raise BadUrl(f"the URL is malformed: {e}") from None
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise BadUrl(f"the URL must begin with http:// or https://, not {parts.scheme or 'nothing'}:")
+    if port == 0 or parts.netloc.endswith(":"):
+        raise BadUrl("the URL's port must be between 1 and 65535")
+    host = _host(parts.hostname or "")
+    shown = f"[{host}]" if ":" in host else host
+    authority = shown if port in (None, _DEFAULT_PORTS[parts.scheme]) else f"{shown}:{port}"
+    bare = f"{parts.scheme}://{authority}{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+    try:
+        known = httpx.URL(bare)
+        path = known.raw_path.decode("ascii")
+    except (httpx.InvalidURL, UnicodeError) as e:
+        raise BadUrl(f"the URL is malformed: {e}") from None
+    return Target(
+        scheme=parts.scheme,
+        host=host,
+        port=port or _DEFAULT_PORTS[parts.scheme],
+        authority=authority,
+        path=path,
+        url=str(known),
+        httpx_url=known,
+        authorization=_basic(parts.username, parts.password),
+    )
+
+
+def _check_characters(url: str) -> None:
+    if len(url) > MAX_URL:
+        raise BadUrl(f"the URL is longer than {MAX_URL} characters")
+    if any(c.isspace() or not c.isprintable() or c == "\\" for c in url):
+        raise BadUrl("the URL holds a space, a control character or a backslash")
+
+
+def _host(host: str) -> str:
+    if not host:
+        raise BadUrl("the URL names no host")
+    if ":" in host:
+        return _ipv6(host)
+    ascii_host = _to_ascii(host)
+    labels = ascii_host.removesuffix(".").split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        return _ipv4(ascii_host)
+    if len(ascii_host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise BadUrl("the URL's host is no possible name")
+    for label in labels:
+        if label.startswith("xn--"):
+            _check_punycode(label)
+    return ascii_host
+
+
+def _ipv6(host: str) -> str:
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        raise BadUrl("the URL's host is no IPv6 address") from None
+    if address.scope_id is not None:
+        raise BadUrl("the URL's host is an IPv6 address with a zone, which means something on one machine only")
+    return str(address)
+
+
+def _ipv4(host: str) -> str:
+    try:
+        return str(ipaddress.IPv4Address(host))
+    except ValueError:
+        raise BadUrl("the URL's host looks like a number and is no IPv4 address in dotted form") from None
+
+
+def _to_ascii(host: str) -> str:
+    if host.isascii():
+        return host.lower()
+    try:
+        return idna.encode(host.lower()).decode("ascii")
+    except (idna.IDNAError, UnicodeError):
+        raise BadUrl("the URL's host is no possible international name") from None
+
+
+def _check_punycode(label: str) -> None:
+    try:
+        idna.ulabel(label)
+    except (idna.IDNAError, UnicodeError):
+        raise BadUrl("the URL's host holds a label in punycode (xn--) that stands for nothing") from None
+
+
+def _basic(user: str | None, password: str | None) -> str | None:
+    if user is None and password is None:
+        return None
+    pair = f"{unquote(user or '')}:{unquote(password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode("ascii")
