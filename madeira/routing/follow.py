@@ -37,9 +37,9 @@ class RulesFollower:
     def __init__(self, *, path: Path | None, on_change: Callable[[Rules], None] | None = None) -> None:
         self._path = path
         self._on_change = on_change
-        self._seen = b""
-        self._version = 0
-        self._current = no_rules() if path is None else self._load(self._read(path))
+        self._seen: bytes | OSError = b"" if path is None else _read(path)
+        self._version = _time_of_change(path)
+        self._current = no_rules() if path is None else self._load(self._seen)
         self._wake = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -51,7 +51,7 @@ class RulesFollower:
 
     @property
     def version(self) -> int:
-        """Rises with every change, and is the same in every process that reads the file: its time of change, in ms."""
+        """Rises with every change, and is the same in every process that reads the file: its time of change in ms."""
         return self._version
 
     def start(self) -> None:
@@ -91,6 +91,7 @@ class RulesFollower:
         except SettingsError as e:
             log.error("rules.refused", error=str(e), remedy="the rules from before still hold")
             return
+        self._version = _time_of_change(self._path)
         rules = self._current
         log.info("rules.changed", sources=len(rules.sources), endpoints=len(rules.endpoints), routes=len(rules.routes))
         self._tell(rules)
@@ -130,6 +131,14 @@ def _read(path: Path) -> bytes | OSError:
         return path.read_bytes()
     except OSError as e:
         return e
+
+
+def _time_of_change(path: Path | None) -> int:
+    """The inode's time, which nobody can set back: a restored older file is newer by it."""
+    try:
+        return path.stat().st_ctime_ns // 1_000_000 if path else 0
+    except OSError:
+        return 0
 
 
 def _same(one: bytes | OSError, other: bytes | OSError) -> bool:

@@ -53,11 +53,15 @@ def follower(file: Path, changes: Changes) -> Iterator[RulesFollower]:
 
 def test_a_changed_file_counts(file: Path, follower: RulesFollower, changes: Changes) -> None:
     """A file that is replaced while the process runs brings new rules, and whoever depends on them is told."""
+    version = follower.version
     other = file.with_suffix(".new")
     other.write_text(source("two"))
+    os.utime(other, (0, 0))
     other.rename(file)
     assert "two" in changes.wait().sources
     assert "two" in follower.current.sources
+    assert follower.version > version
+    assert RulesFollower(path=file).version == follower.version
 
 
 def test_a_change_that_keeps_size_and_time_counts_too(file: Path, follower: RulesFollower, changes: Changes) -> None:
