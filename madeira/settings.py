@@ -190,6 +190,26 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**values)
 
 
+def environment(**changes: str | None) -> dict[str, str]:
+    """The environment for a child process: this process's own, with `changes` by their full names (None removes one).
+
+    With the folder of this very code first in its search path, where it is not an installed package.
+    """
+    environ = {**os.environ, **{k: v for k, v in changes.items() if v is not None}}
+    for name, value in changes.items():
+        if value is None:
+            environ.pop(name, None)
+    code = Path(__file__).resolve().parent.parent
+    if code.name not in ("site-packages", "dist-packages"):
+        environ["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [environ.get("PYTHONPATH")])])
+    return environ
+
+
+def is_set(name: str) -> bool:
+    """Whether the environment names `name` (in full) with a value."""
+    return bool(os.environ.get(name))
+
+
 def require(settings: Settings, *names: str) -> None:
     """Stop with one clear line when a setting that this process cannot do without is missing.
 
