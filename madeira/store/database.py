@@ -1,0 +1,193 @@
+"""The connections of one process to Postgres.
+
+Two kinds: a small pool for whoever reads a page or runs a short transaction, and dedicated connections for the threads
+that commit groups (`madeira.store.group_commit`). Both are opened lazily, so after a fork. A server that answers no more
+must not hang its callers: server-side timeouts and TCP keepalives catch most of it, but a frozen server goes on
+acknowledging packets, so every wait for an answer has a limit on our side too. No session state matters, so a pooler in
+transaction mode may stand between.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from madeira.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+#: Seconds that the check of a pooled connection may take before the connection counts as dead.
+CHECK_S: Final = 1.0
+
+#: Seconds that we wait beyond the server's own statement timeout before we give the connection up.
+PATIENCE_S: Final = 2.0
+
+#: Seconds after which the pool lets an idle connection go.
+MAX_IDLE_S: Final = 300.0
+
+#: Seconds that the pool goes on connecting in the background; short, since the next caller begins anew.
+RECONNECT_S: Final = 1.0
+
+#: What a pooler says when it does not let ``options`` through.
+_UNSUPPORTED: Final = "unsupported startup parameter"
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection on which no wait is longer than `limit_s` seconds; past it the connection is closed."""
+
+    limit_s: float = math.inf
+
+    @classmethod
+    def connect(cls, conninfo: str = "", *, limit_s: float = math.inf, **kwargs: Any) -> "BoundedConnection":  # type: ignore[override]
+        """Connect; behind a pooler that refuses ``options``, without them and without prepared statements.
+
+        Raises:
+            psycopg.OperationalError: nobody answers, or not with a server that takes writes.
+        """
+        try:
+            conn = super().connect(conninfo, **kwargs)
+        except psycopg.OperationalError as e:
+            if _UNSUPPORTED not in str(e):
+                raise
+            conn = super().connect(conninfo, **(kwargs | {"options": "", "prepare_threshold": None}))
+        conn.limit_s = limit_s
+        return conn
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        """Wait for an answer, at most `limit_s` seconds."""
+        if timeout is None and self.limit_s != math.inf:
+            timeout = self.limit_s
+        try:
+            return super().wait(gen, interval, timeout)
+        except psycopg.OperationalError as e:
+            if type(e).__name__ == "_WaitTimeout":
+                self.pgconn.finish()
+                raise psycopg.OperationalError(f"Postgres did not answer within {timeout:g} s") from None
+            raise
+
+
+class Database:
+    """Where the connections of this process come from.
+
+    `application` is shown in ``pg_stat_activity``. `pool_max` is the greatest number of pooled connections;
+    `connect_timeout_s` is how long a caller waits for one of them; `statement_timeout_s` bounds every statement.
+    `prepare_threshold` is psycopg's: None turns prepared statements off, for a pooler that does not know them.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        application: str,
+        pool_max: int,
+        connect_timeout_s: float = 1.5,
+        statement_timeout_s: float = 10.0,
+        prepare_threshold: int | None = 5,
+    ) -> None:
+        self._url = url
+        self._connect_timeout_s = connect_timeout_s
+        self._kwargs: dict[str, Any] = {
+            "application_name": application,
+            "connect_timeout": 2,
+            "keepalives": 1,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 10_000,
+            "target_session_attrs": "read-write",
+            "options": _options(url, statement_timeout_s),
+            "prepare_threshold": prepare_threshold,
+            "limit_s": statement_timeout_s + PATIENCE_S,
+        }
+        self._pool = ConnectionPool(
+            url,
+            connection_class=BoundedConnection,
+            kwargs=self._kwargs,
+            min_size=0,
+            max_size=pool_max,
+            open=False,
+            check=_check,
+            timeout=connect_timeout_s,
+            max_idle=MAX_IDLE_S,
+            reconnect_timeout=RECONNECT_S,
+            name=application,
+        )
+
+    def open(self) -> None:
+        """Open the pool; call it in the process that uses it, after a fork. Connects to nothing yet."""
+        self._pool.open(wait=False)
+
+    def close(self) -> None:
+        """Close the pool and its connections."""
+        self._pool.close()
+
+    @contextmanager
+    def connection(self) -> Iterator[BoundedConnection]:
+        """A pooled connection for one transaction, committed at the end of the block.
+
+        Raises:
+            StoreUnavailable: Postgres is away, the pool is exhausted, or the connection was lost inside the block.
+        """
+        with _mapped(), self._pool.connection(timeout=self._connect_timeout_s) as conn:
+            yield conn
+
+    def connect(self) -> BoundedConnection:
+        """A dedicated connection in autocommit mode; the caller closes it.
+
+        Raises:
+            StoreUnavailable: Postgres is away.
+        """
+        with _mapped():
+            return BoundedConnection.connect(self._url, autocommit=True, **self._kwargs)
+
+    def probe(self, timeout_s: float = 1.0) -> bool:
+        """Whether Postgres answers and takes writes, asked now; takes about `timeout_s` at most."""
+        try:
+            with _mapped(), self._pool.connection(timeout=timeout_s):
+                return True
+        except StoreUnavailable:
+            return False
+
+    def stats(self) -> dict[str, int]:
+        """The pool's numbers, for gauges: ``pool_size``, ``pool_available``, ``requests_waiting`` and others."""
+        return self._pool.get_stats()
+
+
+def _options(url: str, statement_timeout_s: float) -> str:
+    """Session settings at start; what the URL itself asks for comes last and wins.
+
+    No JIT: it takes longer to compile the statements of the hot path than to run them.
+    """
+    ms = int(statement_timeout_s * 1000)
+    ours = f"-c statement_timeout={ms} -c idle_in_transaction_session_timeout={ms} -c jit=off"
+    return f"{ours} {conninfo_to_dict(url).get('options') or ''}".strip()
+
+
+def _check(conn: BoundedConnection) -> None:
+    """Whether a pooled connection still lives: one empty query, with a short limit."""
+    limit_s, conn.limit_s = conn.limit_s, CHECK_S
+    try:
+        ConnectionPool.check_connection(conn)
+    finally:
+        conn.limit_s = limit_s
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    try:
+        yield
+    except (PoolTimeout, TooManyRequests) as e:
+        raise StoreUnavailable(f"no connection to Postgres in time: {e}") from e
+    except PoolClosed as e:
+        raise StoreUnavailable(f"the pool of connections is not open: {e}") from e
+    except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
+        raise StoreUnavailable(f"Postgres is not available: {e}") from e
+
+
+#: A unit of work that gets a connection.
+Work = Callable[[psycopg.Connection[Any]], T]

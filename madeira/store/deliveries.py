@@ -1,0 +1,364 @@
+"""Stop 4 of 4. Before: a delivery is `delivering`. After: its outcome stands, in one transaction, by the token of its claim.
+
+Deliveries in the order of their life: `claim` (a worker takes hold), `settle` (its verdict is recorded), `unnotified` and
+`mark_notified` (what is dead waits for a person to be told). They are born in `madeira.store.events.route`.
+
+The database's clock decides what is due and what has run out, never a worker's. A claim is made and settled by its token:
+that makes both safe to ask again when the reply to a commit was lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from madeira.records import Attempt, Claimed, Decision, Refused, Settled
+from madeira.states import MAX_LOST, DeliveryStatus, EventStatus
+from madeira.store.columns import binaries, numbers, texts
+from madeira.store.counts import COUNTED
+
+#: Seconds after which a claim that met another one at the same instant asks again.
+CONTENDED_DELAY_S: Final = 0.5
+
+#: Grant what may be granted: pending and due (1 s early is allowed), or delivering with a lease run out (a takeover), or
+#: held by the very same token (the reply was lost; the lease starts afresh). Rows that another claim holds at this
+#: instant are skipped. A takeover notes the attempt that vanished. What a takeover may not have, since it was lost too
+#: often or its cancel was asked for, is left to _END_EXPIRED.
+_CLAIM: Final = """
+    WITH asked AS MATERIALIZED (
+        SELECT * FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(lease_s)s::float8[]) AS a (id, token, lease_s)),
+    held AS MATERIALIZED (
+        SELECT d.id, a.token, a.lease_s, d.claim_token, d.claimed_at, d.attempt
+        FROM asked a JOIN delivery d ON d.id = a.id
+        WHERE d.status = 'pending' AND d.next_attempt_at <= now() + interval '1 s'
+              OR d.status = 'delivering' AND d.claim_token = a.token
+              OR d.status = 'delivering' AND d.lease_until < now()
+                 AND d.cancel_requested_at IS NULL AND d.lost + 1 < %(max_lost)s
+        ORDER BY d.id
+        FOR NO KEY UPDATE OF d SKIP LOCKED),
+    claimed AS (
+        UPDATE delivery d
+        SET status = 'delivering',
+            attempt = d.attempt + (d.claim_token IS DISTINCT FROM h.token)::integer,
+            lost = d.lost + (d.claim_token <> h.token AND d.status = 'delivering')::integer,
+            claimed_at = CASE WHEN d.claim_token = h.token THEN d.claimed_at ELSE now() END,
+            claim_token = h.token,
+            lease_until = now() + h.lease_s * interval '1 s',
+            budget_from = coalesce(d.budget_from, now()),
+            updated_at = now()
+        FROM held h
+        WHERE d.id = h.id
+        RETURNING d.id, d.event_seq, d.endpoint, d.lane, d.attempt, d.failures, d.claim_token, d.budget_from, d.body),
+    lost AS (
+        INSERT INTO delivery_log (delivery_id, attempt, token, started_at, outcome, error_code, reason, settled_as)
+        SELECT h.id, h.attempt, h.claim_token, h.claimed_at, 'lost', 'platform',
+               'the claim ended without a verdict; another worker took over', 'delivering'
+        FROM held h JOIN claimed c ON c.id = h.id AND c.claim_token = h.token
+        WHERE h.claim_token <> h.token)
+    SELECT c.id, c.event_seq, c.endpoint, c.lane, c.attempt, c.failures, c.claim_token::text,
+           greatest(0, extract(epoch FROM now() - c.budget_from))::float8,
+           e.source, e.event_id, e.event_type, e.target_uri, e.payload, e.parameters, e.trace_id, e.traceparent,
+           e.created_at, c.body
+    FROM claimed c JOIN event e ON e.seq = c.event_seq
+"""
+
+#: Why claims were not granted. Says of an expired one whether it has to end (see _END_EXPIRED).
+_WHY_NOT: Final = """
+    SELECT id, event_seq, status,
+           extract(epoch FROM next_attempt_at - clock_timestamp())::float8,
+           extract(epoch FROM lease_until - clock_timestamp())::float8,
+           status = 'delivering' AND lease_until < now()
+               AND (cancel_requested_at IS NOT NULL OR lost + 1 >= %(max_lost)s)
+    FROM delivery
+    WHERE id = ANY(%(id)s::bigint[])
+"""
+
+#: End expired claims that nobody may take over: cancelled if that was asked for, else dead, lost too often.
+_END_EXPIRED: Final = f"""
+    WITH locked AS MATERIALIZED (
+        SELECT seq FROM event WHERE seq = ANY(%(seq)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE),
+    held AS MATERIALIZED (
+        SELECT d.id, d.attempt, d.claim_token, d.claimed_at,
+               settled_as('dead', d.cancel_requested_at IS NOT NULL, true) AS status
+        FROM locked l JOIN delivery d ON d.event_seq = l.seq
+        WHERE d.id = ANY(%(id)s::bigint[]) AND d.status = 'delivering' AND d.lease_until < now()
+              AND (d.cancel_requested_at IS NOT NULL OR d.lost + 1 >= %(max_lost)s)
+        ORDER BY d.id
+        FOR NO KEY UPDATE OF d),
+    moved AS (
+        UPDATE delivery d
+        SET status = h.status, claim_token = NULL, lease_until = NULL, lost = d.lost + 1,
+            finished_at = clock_timestamp(),
+            died_at = CASE WHEN h.status = 'dead' THEN clock_timestamp() END,
+            failure_class = CASE WHEN h.status = 'dead' THEN 'platform' ELSE d.failure_class END,
+            last_error = CASE WHEN h.status = 'dead' THEN format('%%s claims in a row ended without a verdict', d.lost + 1)
+                              ELSE 'cancelled; the claim had ended without a verdict' END,
+            updated_at = clock_timestamp()
+        FROM held h
+        WHERE d.id = h.id
+        RETURNING d.id, d.event_seq, d.status, d.retries),
+    lost AS (
+        INSERT INTO delivery_log (delivery_id, attempt, token, started_at, outcome, error_code, reason, settled_as)
+        SELECT id, attempt, claim_token, claimed_at, 'lost', 'platform', 'the claim ended without a verdict', status
+        FROM held),
+    {COUNTED}
+    SELECT id, status FROM moved
+"""  # noqa: S608
+
+#: Record verdicts: lock the events, move the deliveries that still hold the token of the claim, log, count. A verdict
+#: ends the row of losses; losing once more than is allowed ends the delivery.
+_SETTLE: Final = f"""
+    WITH verdict AS MATERIALIZED (
+        SELECT v.*
+        FROM unnest(%(id)s::bigint[], %(seq)s::bigint[], %(token)s::uuid[], %(attempt)s::integer[],
+                    %(started_at)s::timestamptz[], %(duration_s)s::float8[], %(url)s::text[], %(status_code)s::integer[],
+                    %(outcome)s::text[], %(error_code)s::text[], %(reason)s::text[], %(excerpt)s::bytea[],
+                    %(length)s::integer[], %(sha256)s::bytea[], %(worker)s::text[], %(decision)s::text[],
+                    %(delay_s)s::float8[], %(counts)s::boolean[], %(failure_class)s::text[], %(last_error)s::text[])
+             AS v (id, seq, token, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, excerpt,
+                   length, sha256, worker, decision, delay_s, counts, failure_class, last_error)),
+    locked AS MATERIALIZED (
+        SELECT seq FROM event WHERE seq = ANY(%(seq)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE),
+    moved AS (
+        UPDATE delivery d
+        SET status = {{becomes}},
+            failures = d.failures + v.counts::integer,
+            lost = CASE WHEN v.outcome = 'lost' THEN d.lost + 1 ELSE 0 END,
+            retries = d.retries + ({{becomes}} = 'pending')::integer,
+            line = CASE WHEN {{becomes}} = 'pending' THEN 'retry' ELSE d.line END,
+            claim_token = NULL,
+            lease_until = NULL,
+            next_attempt_at = CASE WHEN {{becomes}} = 'pending' THEN clock_timestamp() + v.delay_s * interval '1 s'
+                                   ELSE d.next_attempt_at END,
+            finished_at = CASE WHEN {{becomes}} <> 'pending' THEN clock_timestamp() END,
+            died_at = CASE WHEN {{becomes}} = 'dead' THEN clock_timestamp() END,
+            failure_class = CASE WHEN {{becomes}} = 'dead' AND v.decision <> 'dead' THEN 'platform'
+                                 ELSE v.failure_class END,
+            last_error = v.last_error,
+            updated_at = clock_timestamp()
+        FROM verdict v JOIN locked l ON l.seq = v.seq
+        WHERE d.id = v.id AND d.event_seq = v.seq AND d.status = 'delivering' AND d.claim_token = v.token
+        RETURNING d.event_seq, d.status, d.retries, d.next_attempt_at, v.*),
+    logged AS (
+        INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
+                                  error_code, reason, settled_as, excerpt, length, sha256, worker)
+        SELECT id, attempt, token, started_at, duration_s, url, status_code, outcome,
+               error_code, reason, status, excerpt, length, sha256, worker
+        FROM moved),
+    {COUNTED}
+    SELECT m.id, m.token::text, m.status,
+           CASE WHEN m.status = 'pending'
+                THEN greatest(0, extract(epoch FROM m.next_attempt_at - clock_timestamp())) ELSE 0 END::float8,
+           c.status, extract(epoch FROM clock_timestamp() - c.created_at)::float8
+    FROM moved m JOIN counted c ON c.seq = m.event_seq
+""".format(becomes="settled_as(v.decision, d.cancel_requested_at IS NOT NULL, v.outcome = 'lost' AND d.lost + 1 >= %(max_lost)s)")  # noqa: S608
+
+#: What was recorded before under these tokens: the commit's reply may have been lost.
+_SETTLED_BEFORE: Final = """
+    SELECT l.delivery_id, l.token::text, l.settled_as,
+           CASE WHEN l.settled_as = 'pending' AND d.status = 'pending'
+                THEN greatest(0, extract(epoch FROM d.next_attempt_at - clock_timestamp())) ELSE 0 END::float8,
+           e.status, extract(epoch FROM l.recorded_at - e.created_at)::float8
+    FROM unnest(%(id)s::bigint[], %(token)s::uuid[]) AS a (id, token)
+    JOIN delivery_log l ON l.delivery_id = a.id AND l.token = a.token AND l.outcome <> 'late' AND l.worker IS NOT NULL
+    JOIN delivery d ON d.id = l.delivery_id
+    JOIN event e ON e.seq = d.event_seq
+"""
+
+#: Note verdicts that came too late; they change nothing.
+_LATE: Final = """
+    INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
+                              error_code, reason, excerpt, length, sha256, worker)
+    SELECT v.id, v.attempt, v.token, v.started_at, v.duration_s, v.url, v.status_code, 'late',
+           v.error_code, concat_ws(': ', 'came after the claim was gone, as ' || v.outcome, v.reason),
+           v.excerpt, v.length, v.sha256, v.worker
+    FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(attempt)s::integer[], %(started_at)s::timestamptz[],
+                %(duration_s)s::float8[], %(url)s::text[], %(status_code)s::integer[], %(outcome)s::text[],
+                %(error_code)s::text[], %(reason)s::text[], %(excerpt)s::bytea[], %(length)s::integer[],
+                %(sha256)s::bytea[], %(worker)s::text[])
+         AS v (id, token, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, excerpt,
+               length, sha256, worker)
+    JOIN delivery d ON d.id = v.id
+    ON CONFLICT DO NOTHING
+"""
+
+#: Which of these deliveries are dead and nobody was told.
+_UNNOTIFIED: Final = """
+    SELECT d.id, d.event_seq, d.lane, d.endpoint, d.failure_class, d.last_error, d.trace_id, e.source, e.event_id
+    FROM delivery d JOIN event e ON e.seq = d.event_seq
+    WHERE d.id = ANY(%(id)s::bigint[]) AND d.died_at IS NOT NULL AND d.notified_at IS NULL
+    ORDER BY d.id
+"""
+
+#: Note that somebody was told.
+_MARK_NOTIFIED: Final = """
+    UPDATE delivery SET notified_at = clock_timestamp()
+    WHERE id = ANY(%(id)s::bigint[]) AND died_at IS NOT NULL AND notified_at IS NULL
+    RETURNING id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """A worker's wish to hold a delivery."""
+
+    delivery_id: int
+    #: A random UUID that the worker made for this one claim.
+    token: str
+    #: Seconds until another worker may take over: the call's timeout and a margin.
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRequest:
+    """The verdict on an attempt, and what shall follow from it."""
+
+    delivery_id: int
+    seq: int
+    #: The token of the claim.
+    token: str
+    attempt_no: int
+    attempt: Attempt
+    decision: Decision
+    #: Who called: host and process, for the log.
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A delivery that ended without success and of which nobody was told yet."""
+
+    delivery_id: int
+    seq: int
+    lane: str
+    endpoint: str
+    failure_class: str
+    last_error: str | None
+    trace_id: str
+    source: str
+    event_id: str
+
+
+def claim(conn: psycopg.Connection[Any], requests: Sequence[ClaimRequest]) -> list[Claimed | Refused]:
+    """Claim a group of deliveries; one answer per request, in their order. Asking again with the same token is safe."""
+    params = {
+        "id": numbers(r.delivery_id for r in requests),
+        "token": numbers(r.token for r in requests),
+        "lease_s": numbers(r.lease_s for r in requests),
+        "max_lost": MAX_LOST,
+    }
+    granted = {row[0]: Claimed(*row) for row in conn.execute(_CLAIM, params, binary=True)}
+    refused = {r.delivery_id for r in requests if not _holds(granted.get(r.delivery_id), r)}
+    reasons = _why_not(conn, refused) if refused else {}
+    return [
+        claimed
+        if (claimed := granted.get(r.delivery_id)) is not None and _holds(claimed, r)
+        else reasons.get(r.delivery_id, Refused("missing"))
+        for r in requests
+    ]
+
+
+def _holds(claimed: Claimed | None, request: ClaimRequest) -> bool:
+    return claimed is not None and claimed.token == request.token
+
+
+def _why_not(conn: psycopg.Connection[Any], ids: set[int]) -> dict[int, Refused]:
+    params = {"id": numbers(sorted(ids)), "max_lost": MAX_LOST}
+    reasons: dict[int, Refused] = {}
+    to_end: list[tuple[int, int]] = []
+    for delivery_id, seq, status, due_s, lease_s, must_end in conn.execute(_WHY_NOT, params, binary=True):
+        reasons[delivery_id] = _reason(DeliveryStatus(status), due_s, lease_s)
+        if must_end:
+            to_end.append((delivery_id, seq))
+    if to_end:
+        reasons.update(_end_expired(conn, to_end))
+    return reasons
+
+
+def _reason(status: DeliveryStatus, due_s: float, lease_s: float | None) -> Refused:
+    if status is DeliveryStatus.CANCELLED:
+        return Refused("cancelled")
+    if status in (DeliveryStatus.SUCCEEDED, DeliveryStatus.DEAD):
+        return Refused("finished")
+    if lease_s is not None:
+        return Refused("leased", lease_s) if lease_s > 0 else Refused("contended", CONTENDED_DELAY_S)
+    return Refused("not_due", due_s) if due_s > 0 else Refused("contended", CONTENDED_DELAY_S)
+
+
+def _end_expired(conn: psycopg.Connection[Any], to_end: list[tuple[int, int]]) -> dict[int, Refused]:
+    params = {
+        "id": numbers(delivery_id for delivery_id, _ in to_end),
+        "seq": numbers(seq for _, seq in to_end),
+        "max_lost": MAX_LOST,
+    }
+    return {
+        delivery_id: Refused("died", dead=True) if status == DeliveryStatus.DEAD else Refused("cancelled")
+        for delivery_id, status in conn.execute(_END_EXPIRED, params)
+    }
+
+
+def settle(conn: psycopg.Connection[Any], requests: Sequence[SettleRequest]) -> list[Settled]:
+    """Record a group of verdicts; one answer per request, in their order. Asking again with the same token is safe.
+
+    A verdict whose claim is gone changes nothing and is noted as ``late`` (`Settled.status` is None). The delay of a
+    retry is what remains until the row's ``next_attempt_at``, so that the broker and the row agree.
+    """
+    by_claim = {(r.delivery_id, r.token): r for r in requests}
+    answers = _settled(conn.execute(_SETTLE, _verdict_columns(by_claim.values()), binary=True))
+    others = [r for key, r in by_claim.items() if key not in answers]
+    if others:
+        answers |= _settled(conn.execute(_SETTLED_BEFORE, _claim_columns(others), binary=True))
+        late = [r for r in others if (r.delivery_id, r.token) not in answers]
+        if late:
+            conn.execute(_LATE, _verdict_columns(late))
+    return [answers.get((r.delivery_id, r.token), Settled(status=None)) for r in requests]
+
+
+def _settled(rows: "psycopg.Cursor[Any]") -> dict[tuple[int, str], Settled]:
+    return {
+        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, EventStatus(event_status), latency_s)
+        for delivery_id, token, status, delay_s, event_status, latency_s in rows
+    }
+
+
+def _claim_columns(requests: Sequence[SettleRequest]) -> dict[str, str]:
+    return {"id": numbers(r.delivery_id for r in requests), "token": numbers(r.token for r in requests)}
+
+
+def _verdict_columns(verdicts: "Sequence[SettleRequest] | Any") -> dict[str, Any]:
+    requests: list[SettleRequest] = list(verdicts)
+    attempts = [r.attempt for r in requests]
+    decisions = [r.decision for r in requests]
+    return {
+        **_claim_columns(requests),
+        "seq": numbers(r.seq for r in requests),
+        "attempt": numbers(r.attempt_no for r in requests),
+        "worker": texts(r.worker for r in requests),
+        "started_at": texts(a.started_at.isoformat() for a in attempts),
+        "duration_s": numbers(a.duration_s for a in attempts),
+        "url": texts(a.url for a in attempts),
+        "status_code": numbers(a.status_code for a in attempts),
+        "outcome": texts(a.outcome for a in attempts),
+        "error_code": texts(a.error_code for a in attempts),
+        "reason": texts(a.reason for a in attempts),
+        "excerpt": binaries(a.excerpt for a in attempts),
+        "length": numbers(a.length for a in attempts),
+        "sha256": binaries(a.sha256 for a in attempts),
+        "decision": texts(d.status for d in decisions),
+        "delay_s": numbers(d.delay_s for d in decisions),
+        "counts": numbers(d.counts for d in decisions),
+        "failure_class": texts(d.failure_class for d in decisions),
+        "last_error": texts(d.last_error for d in decisions),
+        "max_lost": MAX_LOST,
+    }
+
+
+def unnotified(conn: psycopg.Connection[Any], ids: Sequence[int]) -> list[DeadLetter]:
+    """Which of the deliveries `ids` are dead and wait for somebody to be told."""
+    return [DeadLetter(*row) for row in conn.execute(_UNNOTIFIED, {"id": numbers(ids)}, binary=True)]
+
+
+def mark_notified(conn: psycopg.Connection[Any], ids: Sequence[int]) -> list[int]:
+    """Note that somebody was told; returns the ids noted now (another may have been quicker with the rest)."""
+    return [row[0] for row in conn.execute(_MARK_NOTIFIED, {"id": numbers(ids)})]

@@ -1,0 +1,463 @@
+"""Events in Postgres: accepted, found, routed, cancelled.
+
+Acceptance is one atomic decision, the unique (source, event_id): whatever races, exactly one row is inserted. Rows that
+were not inserted are read by a second statement, since an insert-or-select in one statement sees nothing of a racing
+duplicate that commits meanwhile.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg.rows import dict_row
+
+from madeira.errors import IllegalTransition, StoreUnavailable
+from madeira.records import Accepted, DeliveryRef, NewEvent, PlannedDelivery, RoutableEvent
+from madeira.states import MAX_ROUTE_FAILURES, EventStatus
+from madeira.store import audit
+from madeira.store.columns import binaries, numbers, quoted, texts
+from madeira.store.counts import COUNTED
+from madeira.store.same import same_value
+
+#: Times that an insert is tried again when the row in its way is gone before it could be read.
+_INSERT_ROUNDS: Final = 3
+
+#: Accept a group. The place in the order of acceptance is drawn first, in arrival order; the rows are then inserted in
+#: the order of their keys, as in every group, so that two groups with the same ids cannot deadlock.
+_INSERT: Final = """
+    WITH arrived AS MATERIALIZED (
+        SELECT nextval('event_seq_seq') AS seq, a.*
+        FROM unnest(%(source)s::text[], %(event_id)s::text[], %(event_type)s::text[], %(routing_key)s::text[],
+                    %(target_uri)s::text[], %(payload)s::text[], %(parameters)s::text[], %(body_sha256)s::bytea[],
+                    %(trace_id)s::text[], %(traceparent)s::text[], %(deliver_at)s::timestamptz[])
+             AS a (source, event_id, event_type, routing_key, target_uri, payload, parameters, body_sha256,
+                   trace_id, traceparent, deliver_at))
+    INSERT INTO event (seq, source, event_id, event_type, routing_key, target_uri, payload, parameters, body_sha256,
+                       trace_id, traceparent, deliver_at, route_at)
+    SELECT seq, source, event_id, event_type, routing_key, target_uri, payload, parameters, body_sha256,
+           trace_id, traceparent, deliver_at, coalesce(deliver_at, clock_timestamp())
+    FROM arrived
+    ORDER BY event_id COLLATE "C", source COLLATE "C", seq
+    ON CONFLICT (event_id, source) DO NOTHING
+    RETURNING source, event_id, seq, created_at,
+              greatest(0, extract(epoch FROM route_at - clock_timestamp()))::float8
+"""
+
+#: What is stored under ids that were not inserted.
+_KNOWN: Final = """
+    SELECT source, event_id, seq, created_at,
+           greatest(0, extract(epoch FROM coalesce(route_at, now()) - clock_timestamp()))::float8 AS delay_s,
+           status, trace_id, body_sha256, event_type, routing_key, target_uri, payload, parameters, deliver_at
+    FROM event
+    WHERE (event_id, source) IN (SELECT * FROM unnest(%(event_id)s::text[], %(source)s::text[]))
+"""
+
+#: One event, as it is shown.
+_FIND: Final = """
+    SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
+           trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
+           deliveries AS delivery_count, unfinished, dead, cancelled
+    FROM event
+    WHERE event_id = %(event_id)s AND source = %(source)s
+"""
+
+#: The events of one trace, or of one id whatever its source; the earliest first.
+_FIND_TRACE: Final = """
+    SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
+           trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
+           deliveries AS delivery_count, unfinished, dead, cancelled
+    FROM event
+    WHERE seq IN (SELECT seq FROM event WHERE trace_id = %(id)s UNION SELECT seq FROM event WHERE event_id = %(id)s)
+    ORDER BY seq
+    LIMIT %(limit)s
+"""
+
+#: The deliveries of some events.
+_DELIVERIES: Final = """
+    SELECT event_seq, id, endpoint, lane, routes, line, status, attempt, failures, lost, retries, claimed_at,
+           lease_until, budget_from, next_attempt_at, cancel_requested_at, finished_at, died_at, notified_at,
+           failure_class, last_error, created_at, updated_at
+    FROM delivery
+    WHERE event_seq = ANY(%(seqs)s::bigint[])
+    ORDER BY id
+"""
+
+#: The attempts of the deliveries of some events, in the order of time.
+_ATTEMPTS: Final = """
+    SELECT l.delivery_id, l.attempt, l.started_at, l.duration_s, l.url, l.status_code, l.outcome, l.error_code,
+           l.reason, l.settled_as, l.excerpt, l.length, l.sha256, l.worker, l.recorded_at
+    FROM delivery_log l JOIN delivery d ON d.id = l.delivery_id
+    WHERE d.event_seq = ANY(%(seqs)s::bigint[])
+    ORDER BY l.started_at, l.id
+"""
+
+#: What routing needs to know of some events.
+_ROUTABLE: Final = """
+    SELECT seq, source, event_id, event_type, routing_key, target_uri, trace_id, route_failures, status,
+           greatest(0, extract(epoch FROM coalesce(route_at, now()) - clock_timestamp()))::float8
+    FROM event
+    WHERE seq = ANY(%(seqs)s::bigint[])
+    ORDER BY seq
+"""
+
+#: Route pending events: insert their deliveries and count them. An event without any is dead as unrouted.
+_ROUTE: Final = """
+    WITH planned AS MATERIALIZED (
+        SELECT *
+        FROM unnest(%(seq)s::bigint[], %(endpoint)s::text[], %(lane)s::text[], %(routes)s::text[],
+                    %(failure_class)s::text[], %(last_error)s::text[])
+             AS p (seq, endpoint, lane, routes, failure_class, last_error)),
+    locked AS MATERIALIZED (
+        SELECT seq, trace_id FROM event
+        WHERE seq = ANY(%(seqs)s::bigint[]) AND status = 'pending' AND routed_at IS NULL
+        ORDER BY seq
+        FOR NO KEY UPDATE),
+    born AS (
+        INSERT INTO delivery (event_seq, endpoint, lane, routes, status, finished_at, died_at,
+                              failure_class, last_error, trace_id)
+        SELECT l.seq, p.endpoint, p.lane, p.routes::text[],
+               CASE WHEN p.failure_class IS NULL THEN 'pending' ELSE 'dead' END,
+               CASE WHEN p.failure_class IS NOT NULL THEN clock_timestamp() END,
+               CASE WHEN p.failure_class IS NOT NULL THEN clock_timestamp() END,
+               p.failure_class, p.last_error, l.trace_id
+        FROM locked l JOIN planned p ON p.seq = l.seq
+        ORDER BY l.seq, p.endpoint COLLATE "C"
+        RETURNING id, event_seq, lane, status),
+    routed AS (
+        UPDATE event e
+        SET routed_at = clock_timestamp(),
+            route_at = NULL,
+            deliveries = s.total,
+            unfinished = s.total - s.dead,
+            dead = s.dead,
+            status = CASE WHEN s.total = 0 THEN 'dead' ELSE event_status_of(s.total - s.dead, s.dead, 0) END,
+            reason = CASE WHEN s.total = 0 THEN 'unrouted' END,
+            updated_at = clock_timestamp()
+        FROM (SELECT l.seq, count(b.id)::integer AS total,
+                     count(b.id) FILTER (WHERE b.status = 'dead')::integer AS dead
+              FROM locked l LEFT JOIN born b ON b.event_seq = l.seq
+              GROUP BY l.seq) s
+        WHERE e.seq = s.seq
+        RETURNING e.seq, e.status)
+    SELECT r.seq, r.status, b.id, b.lane, b.status
+    FROM routed r LEFT JOIN born b ON b.event_seq = r.seq
+    ORDER BY r.seq, b.id
+"""
+
+#: The unfinished deliveries of events that were routed before.
+_UNFINISHED_OF: Final = """
+    SELECT event_seq, id, lane,
+           greatest(0, extract(epoch FROM coalesce(lease_until, next_attempt_at) - clock_timestamp()))::float8
+    FROM delivery
+    WHERE event_seq = ANY(%(seqs)s::bigint[]) AND finished_at IS NULL
+    ORDER BY id
+"""
+
+#: Count one failure of routing; the last one that is allowed ends the event.
+_ROUTE_FAILED: Final = """
+    UPDATE event
+    SET route_failures = route_failures + 1,
+        status = CASE WHEN route_failures + 1 >= %(max)s THEN 'dead' ELSE status END,
+        reason = CASE WHEN route_failures + 1 >= %(max)s THEN 'platform' ELSE reason END,
+        route_at = CASE WHEN route_failures + 1 >= %(max)s THEN NULL ELSE route_at END,
+        updated_at = clock_timestamp()
+    WHERE seq = %(seq)s AND status = 'pending'
+    RETURNING status = 'dead'
+"""
+
+#: Take hold of an event that is to be cancelled.
+_LOCK_EVENT: Final = """
+    SELECT seq, status FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
+"""
+
+#: End an event that was not routed yet.
+_CANCEL_UNROUTED: Final = """
+    UPDATE event
+    SET status = 'cancelled', reason = 'cancelled', route_at = NULL, updated_at = clock_timestamp()
+    WHERE seq = %(seq)s AND status = 'pending'
+"""
+
+#: Take hold of what an event has unfinished. A statement of its own: the next one must see what claims did meanwhile.
+_LOCK_DELIVERIES: Final = """
+    SELECT id FROM delivery WHERE event_seq = %(seq)s AND finished_at IS NULL ORDER BY id FOR NO KEY UPDATE
+"""
+
+#: Ask for the end of what is being called now; what waits, or whose lease has run out, ends at once. A claim that
+#: ends like this gets its row in the log.
+_CANCEL_DELIVERIES: Final = f"""
+    WITH held AS MATERIALIZED (
+        SELECT id, event_seq, status, attempt, claim_token, claimed_at
+        FROM delivery
+        WHERE event_seq = %(seq)s
+              AND (status = 'pending' OR status = 'delivering' AND lease_until < clock_timestamp())
+        ORDER BY id
+        FOR NO KEY UPDATE),
+    asked AS (
+        UPDATE delivery d
+        SET cancel_requested_at = coalesce(d.cancel_requested_at, clock_timestamp()), updated_at = clock_timestamp()
+        WHERE d.event_seq = %(seq)s AND d.status = 'delivering' AND d.id NOT IN (SELECT id FROM held)
+        RETURNING d.id),
+    moved AS (
+        UPDATE delivery d
+        SET status = 'cancelled', claim_token = NULL, lease_until = NULL, finished_at = clock_timestamp(),
+            updated_at = clock_timestamp(), last_error = %(why)s
+        FROM held h
+        WHERE d.id = h.id
+        RETURNING d.id, d.event_seq, d.lane, d.status, d.retries),
+    lost AS (
+        INSERT INTO delivery_log (delivery_id, attempt, token, started_at, outcome, error_code, reason, settled_as)
+        SELECT id, attempt, claim_token, claimed_at, 'lost', 'platform',
+               'the claim ended without a verdict; then the delivery was cancelled', 'cancelled'
+        FROM held WHERE status = 'delivering'),
+    {COUNTED}
+    SELECT m.id, m.lane, (SELECT count(*) FROM asked)
+    FROM (SELECT) one LEFT JOIN moved m ON true
+    ORDER BY m.id
+"""  # noqa: S608
+
+#: The state of an event after its deliveries were moved.
+_STATUS: Final = "SELECT status FROM event WHERE seq = %(seq)s"
+
+
+class Unroutable(NamedTuple):
+    """Why an event is not to be routed (now): ``finished``, ``not_due`` (then `delay_s` seconds) or ``missing``."""
+
+    reason: str
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteResult:
+    """What routing did with one event."""
+
+    seq: int
+    #: Deliveries that the broker must know: the new ones, or those that an earlier run left unfinished.
+    refs: list[DeliveryRef] = field(default_factory=list)
+    #: Deliveries that were born dead.
+    dead: list[DeliveryRef] = field(default_factory=list)
+    #: The event's state now; None when it had been routed or ended before, and nothing was changed.
+    status: EventStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """What a cancel did."""
+
+    seq: int
+    #: The event's state now.
+    status: EventStatus
+    #: Deliveries that ended by it; the broker may forget them.
+    cancelled: list[DeliveryRef]
+    #: Deliveries that are being called now: no retry will follow, but a success will be told as success.
+    requested: int
+
+
+def insert(conn: psycopg.Connection[Any], events: Sequence[NewEvent]) -> list[Accepted]:
+    """Accept a group of events; one answer per event, in their order.
+
+    Raises:
+        StoreUnavailable: rows in the way vanished again and again before they could be read.
+    """
+    answers: dict[int, Accepted] = {}
+    open_places = list(range(len(events)))
+    for _ in range(_INSERT_ROUNDS):
+        _insert_once(conn, events, open_places, answers)
+        open_places = [i for i in open_places if i not in answers]
+        if not open_places:
+            return [answers[i] for i in range(len(events))]
+    raise StoreUnavailable(f"events {[events[i].event_id for i in open_places]} come and go; try again")
+
+
+def _insert_once(
+    conn: psycopg.Connection[Any], events: Sequence[NewEvent], places: list[int], answers: dict[int, Accepted]
+) -> None:
+    rows = conn.execute(_INSERT, _event_columns([events[i] for i in places]), binary=True).fetchall()
+    inserted = {(row[0], row[1]): row for row in rows}
+    for i in places:
+        event = events[i]
+        row = inserted.pop((event.source, event.event_id), None)
+        if row is not None:
+            answers[i] = Accepted(
+                seq=row[2],
+                event_id=event.event_id,
+                source=event.source,
+                trace_id=event.trace_id,
+                status=EventStatus.PENDING,
+                created_at=row[3],
+                delay_s=row[4],
+            )
+    others = [i for i in places if i not in answers]
+    if others:
+        known = _known(conn, [events[i] for i in others])
+        answers.update((i, _answer(events[i], row)) for i in others if (row := known.get(_identity(events[i]))))
+
+
+def _event_columns(events: list[NewEvent]) -> dict[str, str]:
+    return {
+        "source": texts([e.source for e in events]),
+        "event_id": texts([e.event_id for e in events]),
+        "event_type": texts([e.event_type for e in events]),
+        "routing_key": texts([e.routing_key for e in events]),
+        "target_uri": texts([e.target_uri for e in events]),
+        "payload": texts([e.payload for e in events]),
+        "parameters": texts([e.parameters for e in events]),
+        "body_sha256": binaries([e.body_sha256 for e in events]),
+        "trace_id": texts([e.trace_id for e in events]),
+        "traceparent": texts([e.traceparent for e in events]),
+        "deliver_at": texts([None if e.deliver_at is None else e.deliver_at.isoformat() for e in events]),
+    }
+
+
+def _identity(event: NewEvent) -> tuple[str, str]:
+    return event.source, event.event_id
+
+
+def _known(conn: psycopg.Connection[Any], events: list[NewEvent]) -> dict[tuple[str, str], dict[str, Any]]:
+    params = {"source": texts([e.source for e in events]), "event_id": texts([e.event_id for e in events])}
+    with conn.cursor(binary=True, row_factory=dict_row) as cursor:
+        return {(row["source"], row["event_id"]): row for row in cursor.execute(_KNOWN, params)}
+
+
+def _answer(event: NewEvent, row: Mapping[str, Any]) -> Accepted:
+    same = _is_same(event, row)
+    return Accepted(
+        seq=row["seq"],
+        event_id=event.event_id,
+        source=event.source,
+        trace_id=row["trace_id"],
+        status=EventStatus(row["status"]),
+        created_at=row["created_at"],
+        delay_s=row["delay_s"],
+        duplicate=same,
+        conflict=not same,
+    )
+
+
+def _is_same(event: NewEvent, row: Mapping[str, Any]) -> bool:
+    """Whether a post says what is stored; the trace id does not count, since many senders make a new one per try."""
+    if event.body_sha256 == row["body_sha256"]:
+        return True
+    plain = ("event_type", "routing_key", "target_uri", "deliver_at")
+    return (
+        all(getattr(event, name) == row[name] for name in plain)
+        and same_value(event.payload, row["payload"])
+        and same_value(event.parameters, row["parameters"])
+    )
+
+
+def find(conn: psycopg.Connection[Any], source: str, event_id: str) -> dict[str, Any] | None:
+    """One event with its ``deliveries``, each with its ``attempts``; None when there is none.
+
+    Texts (``payload``, ``parameters``) are the JSON as received, times are aware datetimes, ``excerpt`` and ``sha256``
+    are bytes.
+    """
+    found = _read(conn, _FIND, {"source": source, "event_id": event_id})
+    return found[0] if found else None
+
+
+def find_trace(conn: psycopg.Connection[Any], identifier: str, limit: int = 100) -> list[dict[str, Any]]:
+    """The events whose trace id or event id is `identifier`, in the shape of `find`, the earliest first."""
+    return _read(conn, _FIND_TRACE, {"id": identifier, "limit": limit})
+
+
+def _read(conn: psycopg.Connection[Any], statement: str, params: dict[str, Any]) -> list[dict[str, Any]]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute(statement, params).fetchall()
+        events = {event["seq"]: event | {"deliveries": []} for event in found}
+        if not events:
+            return []
+        seqs = {"seqs": numbers(events)}
+        deliveries = {row["id"]: row | {"attempts": []} for row in cursor.execute(_DELIVERIES, seqs)}
+        for attempt in cursor.execute(_ATTEMPTS, seqs):
+            if attempt["delivery_id"] in deliveries:
+                deliveries[attempt["delivery_id"]]["attempts"].append(attempt)
+    for delivery in deliveries.values():
+        events[delivery["event_seq"]]["deliveries"].append(delivery)
+    return list(events.values())
+
+
+def routable(conn: psycopg.Connection[Any], seqs: Sequence[int]) -> tuple[list[RoutableEvent], dict[int, Unroutable]]:
+    """Which of the events `seqs` are to be routed now, and why the others are not."""
+    events: list[RoutableEvent] = []
+    others = {seq: Unroutable("missing") for seq in seqs}
+    for *row, status, delay_s in conn.execute(_ROUTABLE, {"seqs": numbers(seqs)}, binary=True):
+        if status != EventStatus.PENDING:
+            others[row[0]] = Unroutable("finished")
+        elif delay_s > 0:
+            others[row[0]] = Unroutable("not_due", delay_s)
+        else:
+            del others[row[0]]
+            events.append(RoutableEvent(*row))
+    return events, others
+
+
+def route(conn: psycopg.Connection[Any], plans: Sequence[tuple[int, Sequence[PlannedDelivery]]]) -> list[RouteResult]:
+    """Insert the planned deliveries of events that are still to be routed; one result per plan, in their order.
+
+    An empty plan makes the event dead as ``unrouted``. An event that was routed before is left as it is, and the result
+    names the deliveries that it has unfinished, since the earlier run may have died before it told the broker.
+    """
+    results = {seq: RouteResult(seq) for seq, _ in plans}
+    for seq, event_status, delivery_id, lane, status in conn.execute(_ROUTE, _plan_columns(plans), binary=True):
+        if results[seq].status is None:
+            results[seq] = RouteResult(seq, status=EventStatus(event_status))
+        if delivery_id is not None:
+            refs = results[seq].dead if status == EventStatus.DEAD else results[seq].refs
+            refs.append(DeliveryRef(delivery_id, seq, lane))
+    before = [seq for seq, result in results.items() if result.status is None]
+    if before:
+        for seq, delivery_id, lane, delay_s in conn.execute(_UNFINISHED_OF, {"seqs": numbers(before)}, binary=True):
+            results[seq].refs.append(DeliveryRef(delivery_id, seq, lane, delay_s))
+    return [results[seq] for seq, _ in plans]
+
+
+def _plan_columns(plans: Sequence[tuple[int, Sequence[PlannedDelivery]]]) -> dict[str, str]:
+    rows = [(seq, delivery) for seq, planned in plans for delivery in planned]
+    return {
+        "seqs": numbers(seq for seq, _ in plans),
+        "seq": numbers(seq for seq, _ in rows),
+        "endpoint": texts(p.endpoint for _, p in rows),
+        "lane": texts(p.lane for _, p in rows),
+        "routes": texts("{" + ",".join(map(quoted, p.routes)) + "}" for _, p in rows),
+        "failure_class": texts(p.failure_class for _, p in rows),
+        "last_error": texts(p.last_error for _, p in rows),
+    }
+
+
+def count_route_failure(conn: psycopg.Connection[Any], seq: int) -> bool:
+    """Count one failure of routing the event `seq`; True when it was the last one allowed and the event is dead now."""
+    row = conn.execute(_ROUTE_FAILED, {"seq": seq, "max": MAX_ROUTE_FAILURES}).fetchone()
+    return row == (True,)
+
+
+def cancel(conn: psycopg.Connection[Any], source: str, event_id: str, who: str, why: str | None) -> CancelResult | None:
+    """Cancel what is unfinished of an event; None when there is no such event. Writes the audit row too.
+
+    Raises:
+        IllegalTransition: the event is finished already.
+    """
+    with conn.transaction():
+        row = conn.execute(_LOCK_EVENT, {"source": source, "event_id": event_id}).fetchone()
+        if row is None:
+            return None
+        seq, status = row
+        if status not in (EventStatus.PENDING, EventStatus.DELIVERING):
+            raise IllegalTransition(f"event {event_id} of {source} is {status} already; only an unfinished one can be cancelled")
+        result = _cancel_unrouted(conn, seq) if status == EventStatus.PENDING else _cancel_routed(conn, seq, why)
+        detail = {"cancelled": len(result.cancelled), "requested": result.requested, "status": result.status}
+        audit.record(conn, who, "cancel", f"event {source}/{event_id}", why, detail)
+        return result
+
+
+def _cancel_unrouted(conn: psycopg.Connection[Any], seq: int) -> CancelResult:
+    conn.execute(_CANCEL_UNROUTED, {"seq": seq})
+    return CancelResult(seq, EventStatus.CANCELLED, [], 0)
+
+
+def _cancel_routed(conn: psycopg.Connection[Any], seq: int, why: str | None) -> CancelResult:
+    conn.execute(_LOCK_DELIVERIES, {"seq": seq})
+    rows = conn.execute(_CANCEL_DELIVERIES, {"seq": seq, "why": f"cancelled: {why}" if why else "cancelled"}).fetchall()
+    cancelled = [DeliveryRef(delivery_id, seq, lane) for delivery_id, lane, _ in rows if delivery_id is not None]
+    ((status,),) = conn.execute(_STATUS, {"seq": seq})
+    return CancelResult(seq, EventStatus(status), cancelled, rows[0][2])
