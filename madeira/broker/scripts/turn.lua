@@ -110,8 +110,8 @@ local function open_lane(name)
   lane.taken = redis.call('ZCARD', lane.places)
   if lane.gap > 0 then
     lane.tat = tonumber(redis.call('GET', pace_key(name, 'tat')) or '') or now
-    -- Nobody may wait longer than the credit allows: a token time far ahead is not ours (a clock that jumped).
-    lane.tat = math.min(lane.tat, now + lane.gap)
+    -- A token time further ahead than one gap is not ours: the clock jumped, or the rate was raised.
+    if lane.tat > now + lane.gap then lane.tat, lane.paid = now + lane.gap, true end
   end
   return lane
 end
@@ -145,7 +145,7 @@ local function grant(lane)
     body = redis.call('HGET', at(queue, 'msgs'), key)
     if not body then return end
   end
-  served = served + 1
+  served, lane.served = served + 1, true
   local token = process .. '#' .. nonce .. '.' .. served
   write_held(queue, key, {token = token, process = process, till = now + lane.lease})
   if paced then
@@ -192,7 +192,8 @@ for _, lane in ipairs(lanes) do
     redis.call('ZADD', active, ms(math.max(now + 1, tonumber(first[2] or now))), lane.name)
   else
     open = true
-    redis.call('ZADD', active, ms(now), lane.name)
+    -- To the back of the row, unless it had no turn yet.
+    if lane.served or lane.closed == 'room' then redis.call('ZADD', active, ms(now), lane.name) end
   end
 end
 
