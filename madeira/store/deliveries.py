@@ -107,7 +107,9 @@ _END_EXPIRED: Final = f"""
 """  # noqa: S608
 
 #: Record verdicts: lock the events, move the deliveries that still hold the token of the claim, log, count. A verdict
-#: ends the row of losses; losing once more than is allowed ends the delivery.
+#: ends the row of losses; losing once more than is allowed ends the delivery. The count of the locked events makes sure
+#: that all are locked before the first delivery moves. Events come as rows of their own, without an id: joining two such
+#: lists, whose length Postgres cannot know, would be a loop in a loop.
 _SETTLE: Final = f"""
     WITH verdict AS MATERIALIZED (
         SELECT v.*
@@ -137,8 +139,9 @@ _SETTLE: Final = f"""
                                  ELSE v.failure_class END,
             last_error = v.last_error,
             updated_at = clock_timestamp()
-        FROM verdict v JOIN locked l ON l.seq = v.seq
+        FROM verdict v
         WHERE d.id = v.id AND d.event_seq = v.seq AND d.status = 'delivering' AND d.claim_token = v.token
+              AND (SELECT count(*) FROM locked) > 0
         RETURNING d.event_seq, d.status, d.retries, d.next_attempt_at, v.*),
     logged AS (
         INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
@@ -147,11 +150,13 @@ _SETTLE: Final = f"""
                error_code, reason, status, excerpt, length, sha256, worker
         FROM moved),
     {COUNTED}
-    SELECT m.id, m.token::text, m.status,
-           CASE WHEN m.status = 'pending'
-                THEN greatest(0, extract(epoch FROM m.next_attempt_at - clock_timestamp())) ELSE 0 END::float8,
-           c.status, extract(epoch FROM clock_timestamp() - c.created_at)::float8
-    FROM moved m JOIN counted c ON c.seq = m.event_seq
+    SELECT event_seq, id, token::text, status,
+           CASE WHEN status = 'pending'
+                THEN greatest(0, extract(epoch FROM next_attempt_at - clock_timestamp())) ELSE 0 END::float8
+    FROM moved
+    UNION ALL
+    SELECT seq, NULL, NULL, status, extract(epoch FROM clock_timestamp() - created_at)::float8
+    FROM counted
 """.format(becomes="settled_as(v.decision, d.cancel_requested_at IS NOT NULL, v.outcome = 'lost' AND d.lost + 1 >= %(max_lost)s)")  # noqa: S608
 
 #: What was recorded before under these tokens: the commit's reply may have been lost.
@@ -305,17 +310,28 @@ def settle(conn: psycopg.Connection[Any], requests: Sequence[SettleRequest]) -> 
     retry is what remains until the row's ``next_attempt_at``, so that the broker and the row agree.
     """
     by_claim = {(r.delivery_id, r.token): r for r in requests}
-    answers = _settled(conn.execute(_SETTLE, _verdict_columns(by_claim.values()), binary=True))
+    answers = _settle_now(conn, list(by_claim.values()))
     others = [r for key, r in by_claim.items() if key not in answers]
     if others:
-        answers |= _settled(conn.execute(_SETTLED_BEFORE, _claim_columns(others), binary=True))
+        answers |= _settled_before(conn, others)
         late = [r for r in others if (r.delivery_id, r.token) not in answers]
         if late:
             conn.execute(_LATE, _verdict_columns(late))
     return [answers.get((r.delivery_id, r.token), Settled(status=None)) for r in requests]
 
 
-def _settled(rows: "psycopg.Cursor[Any]") -> dict[tuple[int, str], Settled]:
+def _settle_now(conn: psycopg.Connection[Any], requests: list[SettleRequest]) -> dict[tuple[int, str], Settled]:
+    rows = conn.execute(_SETTLE, _verdict_columns(requests), binary=True).fetchall()
+    events = {seq: (EventStatus(status), age_s) for seq, delivery_id, _, status, age_s in rows if delivery_id is None}
+    return {
+        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, *events[seq])
+        for seq, delivery_id, token, status, delay_s in rows
+        if delivery_id is not None
+    }
+
+
+def _settled_before(conn: psycopg.Connection[Any], requests: list[SettleRequest]) -> dict[tuple[int, str], Settled]:
+    rows = conn.execute(_SETTLED_BEFORE, _claim_columns(requests), binary=True)
     return {
         (delivery_id, token): Settled(DeliveryStatus(status), delay_s, EventStatus(event_status), latency_s)
         for delivery_id, token, status, delay_s, event_status, latency_s in rows
@@ -326,8 +342,7 @@ def _claim_columns(requests: Sequence[SettleRequest]) -> dict[str, str]:
     return {"id": numbers(r.delivery_id for r in requests), "token": numbers(r.token for r in requests)}
 
 
-def _verdict_columns(verdicts: "Sequence[SettleRequest] | Any") -> dict[str, Any]:
-    requests: list[SettleRequest] = list(verdicts)
+def _verdict_columns(requests: Sequence[SettleRequest]) -> dict[str, Any]:
     attempts = [r.attempt for r in requests]
     decisions = [r.decision for r in requests]
     return {

@@ -91,12 +91,14 @@ _DEAD_UNNOTIFIED: Final = """
 
 #: Note what a run found.
 _RECORD_RUN: Final = """
-    INSERT INTO reconcile_run (duration_s, holder, counts) VALUES (%(duration_s)s, %(holder)s, %(counts)s)
+    INSERT INTO reconcile_run (duration_s, holder, counts, slice_from)
+    VALUES (%(duration_s)s, %(holder)s, %(counts)s, %(slice_from)s)
 """
 
 #: The latest runs.
 _LAST_RUNS: Final = """
-    SELECT finished_at, duration_s, holder, counts FROM reconcile_run ORDER BY id DESC LIMIT %(limit)s
+    SELECT finished_at, extract(epoch FROM clock_timestamp() - finished_at)::float8 AS age_s, duration_s, holder, counts, slice_from
+    FROM reconcile_run ORDER BY id DESC LIMIT %(limit)s
 """
 
 
@@ -167,12 +169,15 @@ def dead_unnotified(conn: psycopg.Connection[Any], after_id: int, limit: int) ->
     return [DeliveryRef(*row) for row in rows]
 
 
-def record_run(conn: psycopg.Connection[Any], counts: Mapping[str, int], duration_s: float, holder: str) -> None:
-    """Note what a run found: kind of difference -> how many."""
-    conn.execute(_RECORD_RUN, {"duration_s": duration_s, "holder": holder, "counts": Jsonb(dict(counts))})
+def record_run(
+    conn: psycopg.Connection[Any], counts: Mapping[str, int], duration_s: float, holder: str, slice_from: int = 0
+) -> None:
+    """Note what a run found (kind of difference -> how many) and at which delivery the next slice begins."""
+    params = {"duration_s": duration_s, "holder": holder, "counts": Jsonb(dict(counts)), "slice_from": slice_from}
+    conn.execute(_RECORD_RUN, params)
 
 
 def last_runs(conn: psycopg.Connection[Any], limit: int) -> list[dict[str, Any]]:
-    """The latest runs, the last one first: ``finished_at``, ``duration_s``, ``holder``, ``counts``."""
+    """The latest runs, the last one first: ``finished_at``, ``age_s``, ``duration_s``, ``holder``, ``counts``, ``slice_from``."""
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_LAST_RUNS, {"limit": limit}).fetchall()
