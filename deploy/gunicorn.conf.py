@@ -1,0 +1,69 @@
+"""How gunicorn runs the API: ``gunicorn -c deploy/gunicorn.conf.py madeira.api:app``.
+
+Everything follows from the settings (``MADEIRA_…``). Threads, since one request waits for a commit that it shares with
+others, and since the threaded worker answers what it has accepted when it is told to stop. Connections are opened in the
+processes, never in the master; so ``--preload`` is safe.
+"""
+
+import sys
+from pathlib import Path
+
+from madeira import settings as _settings
+from madeira.errors import SettingsError
+
+try:
+    _s = _settings.load()
+    _settings.require(_s, "database_url", "redis_url")
+    # Before anything imports prometheus-client.
+    _metrics_folder = _settings.multiproc_dir(_s, "api")
+    from madeira.routing.follow import RulesFollower
+
+    # Read here too, so that a mistake stops the start with one line.
+    RulesFollower(path=_s.config)
+except SettingsError as e:
+    sys.exit(f"madeira: {e}")
+
+bind = f"[{_s.host}]:{_s.port}" if ":" in _s.host else f"{_s.host}:{_s.port}"
+workers = _s.processes
+threads = _s.threads
+worker_class = "madeira.api.server.Worker"
+logger_class = "madeira.api.server.Logger"
+proc_name = "madeira-api"
+
+#: A request may wait for its body (20 s without a byte) and its commit; what is in hand at SIGTERM ends within this.
+graceful_timeout = 30
+#: Silence of a worker's main loop after which the master kills it; requests run in other threads.
+timeout = 60
+#: Longer than the minute after which load balancers close idle connections, so that they do it, not we.
+keepalive = 75
+worker_connections = 2000
+backlog = 2048
+#: The heartbeat file does not wait for a disk.
+worker_tmp_dir = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
+#: Its place is the user's home: two Madeiras on one machine would fight for it.
+control_socket_disable = True
+
+
+def on_starting(_server):
+    """Forget the numbers of a former run; a reload (SIGHUP) does not come here, so counters go on."""
+    from madeira import metrics
+
+    metrics.clear(_metrics_folder)
+
+
+def post_worker_init(worker):
+    """Open connections and threads, now that the process is forked; a setting that does not suffice stops the start."""
+    worker.wsgi.open()
+
+
+def worker_exit(_server, worker):
+    """Commit what waits, close connections."""
+    if worker.booted:
+        worker.wsgi.close()
+
+
+def child_exit(_server, worker):
+    """Drop the gauges of a process that is gone; its counters stay."""
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(worker.pid)

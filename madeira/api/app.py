@@ -1,0 +1,131 @@
+"""The HTTP door: a factory that takes its parts, and `app`, which makes the parts from the settings.
+
+`app` is what ``gunicorn madeira.api:app`` serves. It makes nothing when it is imported: connections and threads do not
+survive a fork, so each process opens its own when its server says so (``deploy/gunicorn.conf.py``) or at its first request.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+import falcon
+from prometheus_client import Metric
+
+from madeira import log, settings
+from madeira.api import health, problems
+from madeira.api.auth import Authenticator
+from madeira.api.enqueue import Enqueue
+from madeira.api.events import Cancel, Commits, Event, Events
+from madeira.api.reconcile import Reconcile
+from madeira.broker.queues import Queues
+from madeira.records import Accepted, NewEvent, Source
+from madeira.routing.follow import RulesFollower
+from madeira.store import events as store
+from madeira.store.database import Database
+from madeira.store.group_commit import GroupCommit
+
+#: Seconds that one call of Redis may take at intake: an accepted event must not wait for it.
+REDIS_S: Final = 0.2
+
+#: Connections to Postgres of a process for what is no intake: reads, cancels, probes.
+POOL_MAX: Final = 4
+
+#: Seconds that one statement may take: a caller has gone by then.
+STATEMENT_S: Final = 3.0
+
+#: Seconds that a stopping process gives its last group to be committed.
+STOP_S: Final = 5.0
+
+_log = log.get(__name__)
+
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def create(
+    *,
+    sources: Callable[[], Mapping[str, Source]],
+    commits: Commits,
+    database: Database,
+    queues: Queues,
+    max_body: int,
+    admin_token: str,
+    snapshots: Iterable[Callable[[], Metric]] = (),
+) -> "falcon.App[falcon.Request, falcon.Response]":
+    """The WSGI application.
+
+    `sources` gives the sources as they are at that moment, `commits` commits new events, `max_body` is in bytes, an empty
+    `admin_token` means that there is no administrator, and `snapshots` are the gauges that are read when asked for.
+    """
+    auth = Authenticator(sources=sources, admin_token=admin_token)
+    api = falcon.App()
+    problems.install(api)
+    api.add_route("/v1/events", Events(auth=auth, commits=commits, max_body=max_body))
+    api.add_route("/v1/events/{event_id}", Event(auth=auth, database=database, queues=queues))
+    api.add_route("/v1/events/{event_id}/cancel", Cancel(auth=auth, database=database, queues=queues))
+    api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
+    api.add_route("/healthz", health.Alive())
+    api.add_route("/readyz", health.Ready(database=database, queues=queues))
+    api.add_route("/metrics", health.Numbers(snapshots=snapshots))
+    return api
+
+
+class Application:
+    """A WSGI application that makes its parts from the settings, once in each process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts = ExitStack()
+        self._api: WsgiApp | None = None
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request."""
+        return (self._api or self.open())(environ, start_response)
+
+    def open(self) -> WsgiApp:
+        """Make the parts, unless it was done, and return the application proper; call it after the fork.
+
+        Raises:
+            SettingsError: the settings do not suffice.
+        """
+        with self._lock:
+            if self._api is None:
+                self._api = self._make(settings.load())
+            return self._api
+
+    def close(self) -> None:
+        """Commit what waits and close all connections."""
+        with self._lock:
+            self._api = None
+            self._parts.close()
+
+    def _make(self, s: settings.Settings) -> WsgiApp:
+        settings.require(s, "database_url", "redis_url")
+        rules = RulesFollower(path=s.config)
+        rules.start()
+        self._parts.callback(rules.stop)
+        queues = Queues(redis_url=s.redis_url, namespace=s.namespace, timeout_s=REDIS_S)
+        self._parts.callback(queues.close)
+        database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
+        database.open()
+        self._parts.callback(database.close)
+        commits: GroupCommit[NewEvent, Accepted] = GroupCommit(
+            name="intake", database=database, run=store.insert, after=Enqueue(queues=queues), rerun_unknown=False
+        )
+        commits.start()
+        self._parts.callback(commits.stop, STOP_S)
+        if not rules.current.sources:
+            _log.warning("api.no_sources", remedy="name sources in the file of MADEIRA_CONFIG; until then every event is refused")
+        return create(
+            sources=lambda: rules.current.sources,
+            commits=commits,
+            database=database,
+            queues=queues,
+            max_body=s.max_body,
+            admin_token=s.admin_token,
+            snapshots=health.snapshots(database, queues),
+        )
+
+
+#: What ``gunicorn madeira.api:app`` serves.
+app: Final = Application()

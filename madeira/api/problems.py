@@ -1,0 +1,155 @@
+"""What a client is told when something is wrong: ``application/problem+json`` (RFC 9457), and nothing of our insides.
+
+Every answer of 400 and above comes from here, also those that falcon makes by itself. The ``type`` is stable: programs
+may rely on it, people read ``title`` and ``detail``.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import falcon
+
+from madeira import log
+from madeira.errors import BrokerUnavailable, StoreUnavailable
+
+#: Media type of every answer that tells of an error.
+MEDIA_TYPE: Final = "application/problem+json"
+
+#: Seconds after which a client that met an unavailable store should try again.
+RETRY_AFTER_S: Final = 2
+
+#: Prefix of the problem types; what follows is stable.
+TYPE_PREFIX: Final = "urn:madeira:problem:"
+
+_log = log.get(__name__)
+
+_NAMES: Final = {
+    400: "bad-request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    408: "request-timeout",
+    409: "conflict",
+    413: "too-large",
+    414: "uri-too-long",
+    415: "unsupported-media-type",
+    417: "expectation-failed",
+    422: "invalid",
+    431: "headers-too-large",
+    500: "internal",
+    501: "not-implemented",
+    503: "unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One thing that is wrong with one field."""
+
+    field: str
+    detail: str
+
+
+class Problem(falcon.HTTPError):
+    """Raised to answer a request with a problem.
+
+    `name` is the stable last part of ``type``; it follows from `status` when absent.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        name: str | None = None,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+        **members: Any,
+    ) -> None:
+        super().__init__(status, title=title(status), description=detail, headers=dict(headers or {}))
+        self.name = name or _NAMES.get(status, "error")
+        self.errors = tuple(errors)
+        self.members = members
+
+
+def unauthorized() -> Problem:
+    """The one answer to an unknown source, a wrong signature and a stale one: nobody learns which it was."""
+    return Problem(
+        401,
+        "the source, its signature or its timestamp is not valid",
+        headers={"WWW-Authenticate": 'Madeira-HMAC-SHA256, Bearer realm="madeira"'},
+    )
+
+
+def invalid(errors: Sequence[FieldError]) -> Problem:
+    """Fields that are missing, of the wrong type, or hold what they may not."""
+    return Problem(422, "; ".join(f"{e.field}: {e.detail}" for e in errors), errors=errors)
+
+
+def unavailable(detail: str) -> Problem:
+    """The store is away: nothing is promised, send it again."""
+    return Problem(503, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def body(status: int, name: str, detail: str, errors: Sequence[FieldError] = (), **members: Any) -> bytes:
+    """The bytes of a problem document."""
+    document: dict[str, Any] = {"type": TYPE_PREFIX + name, "title": title(status), "status": status, "detail": detail}
+    if errors:
+        document["errors"] = [{"field": e.field, "detail": e.detail} for e in errors]
+    return json.dumps(document | members).encode()
+
+
+def parts(status: int, detail: str) -> bytes:
+    """The bytes of a problem document whose name follows from its status."""
+    return body(status, _NAMES.get(status, "error"), detail)
+
+
+def install(app: "falcon.App[falcon.Request, falcon.Response]") -> None:
+    """Make every error of `app` a problem document."""
+    app.set_error_serializer(_serialize)
+    app.add_error_handler(Exception, _unexpected)
+    app.add_error_handler(StoreUnavailable, _store_away)
+    app.add_error_handler(BrokerUnavailable, _store_away)
+
+
+def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    resp.content_type = MEDIA_TYPE
+    if isinstance(error, Problem):
+        resp.data = body(error.status_code, error.name, error.description or "", error.errors, **error.members)
+        return
+    detail = error.description or _described(error.status_code, req)
+    resp.data = parts(error.status_code, detail)
+
+
+def _described(status: int, req: falcon.Request) -> str:
+    match status:
+        case 404:
+            return "there is nothing under this address"
+        case 405:
+            return f"{req.method} is not possible here"
+        case _:
+            return title(status)
+
+
+def _store_away(_req: falcon.Request, _resp: falcon.Response, error: Exception, _params: dict[str, Any]) -> None:
+    _log.warning("http.unavailable", reason=str(error))
+    raise unavailable("the store cannot be reached at the moment; nothing was confirmed, send the request again")
+
+
+def _unexpected(req: falcon.Request, _resp: falcon.Response, error: Exception, _params: dict[str, Any]) -> None:
+    if isinstance(error, (falcon.HTTPError, falcon.HTTPStatus)):
+        raise error
+    _log.error("http.failed", method=req.method, path=req.path, exc_info=error)
+    raise Problem(500, "an error inside Madeira; it is in the log")
+
+
+def title(status: int) -> str:
+    """The reason phrase of a status."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"

@@ -1,0 +1,28 @@
+"""The last comparisons of Postgres with the broker, for the administrator."""
+
+import json
+from typing import Any, Final
+
+import falcon
+
+from madeira.api.auth import Authenticator
+from madeira.store import reconcile as store
+from madeira.store.database import Database
+
+#: Runs that are shown.
+RUNS: Final = 20
+
+
+class Reconcile:
+    """``GET /v1/reconcile``."""
+
+    def __init__(self, *, auth: Authenticator, database: Database) -> None:
+        self._auth = auth
+        self._database = database
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Show the last runs, the latest first."""
+        self._auth.admin(req.env)
+        with self._database.connection() as connection:
+            runs: list[dict[str, Any]] = store.last_runs(connection, RUNS)
+        resp.data = json.dumps({"runs": runs}, default=str).encode()

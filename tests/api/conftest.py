@@ -1,0 +1,53 @@
+"""Running APIs for the tests."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.api.serving import Api
+from tests.servers import with_database
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Api]]:
+    """Makes APIs that are stopped after the test: ``serve(database_url, redis_url, MADEIRA_…="…")``, not started yet."""
+    served: list[Api] = []
+
+    def make(database_url: str, redis_url: str, **env: str) -> Api:
+        api = Api(folder=tmp_path / f"api{len(served)}", database_url=database_url, redis_url=redis_url, **env)
+        served.append(api)
+        return api
+
+    yield make
+    for api in served:
+        api.stop()
+
+
+@pytest.fixture
+def api(serve: Callable[..., Api], database_url: str, redis_url: str) -> Api:
+    """An API of two workers on the shared servers."""
+    return serve(database_url, redis_url).start()
+
+
+@pytest.fixture(scope="module")
+def shared_api(
+    postgres_url: str, template_database: str, shared_redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Api]:
+    """An API, with a database of its own, that the tests of a module share: they look at answers, not at what was before."""
+    name = f"madeira_api_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        c.execute(f"CREATE DATABASE {name} TEMPLATE {template_database}".encode())
+    api = Api(
+        folder=tmp_path_factory.mktemp("shared_api"),
+        database_url=with_database(postgres_url, name),
+        redis_url=shared_redis_url,
+        MADEIRA_NAMESPACE=name,
+        MADEIRA_MAX_BODY="20000",
+    )
+    yield api.start()
+    api.stop()
+    with psycopg.connect(postgres_url, autocommit=True) as c:
+        c.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

@@ -1,0 +1,180 @@
+"""The API as it is run: gunicorn with its configuration file, on a port of its own, and clients that sign."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from madeira.delivery.signing import sign
+from madeira.embedded import free_port
+
+ROOT = Path(__file__).parent.parent.parent
+SECRET = "a-secret-of-the-tests"
+ADMIN_TOKEN = "a-token-of-the-tests"
+
+#: Two sources, so that one can try to see what belongs to the other; one is rotating its secret.
+CONFIG = f"""
+[[source]]
+name = "shop"
+secrets = ["{SECRET}"]
+
+[[source]]
+name = "other"
+secrets = ["another-secret-new", "another-secret-old"]
+
+[[endpoint]]
+name = "sink"
+url = "http://127.0.0.1:9/"
+
+[[route]]
+name = "all"
+endpoint = "sink"
+"""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    duration_s: float
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def signed(body: bytes, *, source: str = "shop", secret: str = SECRET, at: float | None = None) -> dict[str, str]:
+    """The headers of a well-made post of `body`."""
+    timestamp = str(int(time.time() if at is None else at))
+    return {
+        "Content-Type": "application/json",
+        "X-Madeira-Source": source,
+        "X-Madeira-Timestamp": timestamp,
+        "X-Madeira-Signature": sign(secret, timestamp, body),
+    }
+
+
+def event(event_id: str | None = None, **fields: Any) -> bytes:
+    """The body of a small event."""
+    return json.dumps({"event_type": "order.paid", "payload": {"n": 1}, "event_id": event_id} | fields).encode()
+
+
+class Api:
+    """One gunicorn with its workers."""
+
+    def __init__(self, *, folder: Path, database_url: str, redis_url: str, **env: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config = folder / "madeira.toml"
+        self.config.write_text(CONFIG)
+        self.port = free_port()
+        self.log = folder / "api.log"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))} | {
+            "MADEIRA_DATABASE_URL": database_url,
+            "MADEIRA_REDIS_URL": redis_url,
+            "MADEIRA_CONFIG": str(self.config),
+            "MADEIRA_DATA_DIR": str(folder / "data"),
+            "MADEIRA_PORT": str(self.port),
+            "MADEIRA_PROCESSES": "2",
+            "MADEIRA_THREADS": "16",
+            "MADEIRA_ADMIN_TOKEN": ADMIN_TOKEN,
+            **env,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the master."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, oldest first."""
+        return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    def start(self, *args: str) -> "Api":
+        """Start, with further arguments of gunicorn, and wait until it answers."""
+        command = [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", *args, "madeira.api:app"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
+        wait_until(lambda: self._alive(), f"the API to answer; its log: {self.log}", 20)
+        return self
+
+    def terminate(self) -> None:
+        """SIGTERM to the master."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, timeout_s: float = 40) -> int:
+        """Wait for the end; the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Stop in order."""
+        if self._process is not None and self._process.poll() is None:
+            self.terminate()
+            self.wait()
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 20
+    ) -> Reply:
+        """One request on a connection of its own."""
+        started = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            content = answer.read()
+        return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, content, time.perf_counter() - started)
+
+    def post(self, body: bytes, headers: Mapping[str, str] | None = None, **signing: Any) -> Reply:
+        """Post `body` as an event, signed, with `headers` over those of the signature."""
+        return self.request("POST", "/v1/events", body, signed(body, **signing) | dict(headers or {}))
+
+    def get(self, path: str, *, admin: bool = False, source: str | None = None) -> Reply:
+        """Read, as a stranger, the administrator, or a source."""
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"} if admin else signed(b"", source=source) if source else {}
+        return self.request("GET", path, None, headers)
+
+    def raw(self, data: bytes) -> Reply:
+        """Send bytes as they are and read the answer."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as s:
+            s.sendall(data)
+            answer = http.client.HTTPResponse(s)
+            answer.begin()
+            return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read(), 0.0)
+
+    def _alive(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"gunicorn ended: {self.log.read_text()}"
+        with contextlib.suppress(OSError):
+            return self.request("GET", "/healthz").status == 200
+        return False
+
+
+def wait_until(condition: Any, what: str, timeout_s: float = 10) -> None:
+    """Poll another process for `condition`; there is nothing to be woken by."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+
+
+def rows(database_url: str, what: str = "event") -> int:
+    """How many rows a table has."""
+    with psycopg.connect(database_url) as c:
+        return c.execute(f"SELECT count(*) FROM {what}").fetchone()[0]
