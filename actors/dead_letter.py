@@ -25,7 +25,8 @@ def dead_letter(*delivery_ids: int) -> None:
     hand = tools.hand()
     try:
         with tools.database.connection() as conn:
-            told = deliveries.mark_notified(conn, delivery_ids)
+            dead = {row.delivery_id: row for row in deliveries.unnotified(conn, delivery_ids)}
+            told = [dead[i] for i in deliveries.mark_notified(conn, list(dead))]
     except StoreUnavailable as e:
         tools.broker.gate.close()
         hand.give_back()

@@ -6,6 +6,7 @@ a claim whose lease runs out, or a settled row whose key reconcile finds finishe
 """
 
 import math
+import random
 import time
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -17,7 +18,7 @@ from madeira.broker.hands import Hand
 from madeira.broker.queues import DELIVER, ensure_dead_letter
 from madeira.broker.tools import Tools, current
 from madeira.delivery import request as requests
-from madeira.delivery.client import CallFailed
+from madeira.delivery.answer import CallFailed
 from madeira.delivery.verdict import judge
 from madeira.errors import StoreUnavailable
 from madeira.log import bind, get
@@ -95,16 +96,23 @@ def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
 def _call(tools: Tools, claim: Claimed, endpoint: Endpoint) -> Attempt:
     try:
         request = requests.build(claim, endpoint, now=datetime.now(UTC))
-        answer = tools.caller.call(request, deadline_s=endpoint.timeout)
+        return judge(tools.caller.call(request, deadline_s=endpoint.timeout), endpoint)
+    except requests.NotSent as refusal:
+        return refusal.attempt
     except CallFailed as failed:
         return judge(failed, endpoint)
-    return judge(answer, endpoint)
 
 
 def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint) -> Settled:
     """Record the outcome, however long Postgres takes; the marker is renewed meanwhile."""
     hand.renewing = True
-    decision = retry.decide(attempt, policy=endpoint.retry, failures=claim.failures, budget_age_s=claim.budget_age_s)
+    decision = retry.decide(
+        attempt,
+        policy=endpoint.retry,
+        failures=claim.failures,
+        budget_age_s=claim.budget_age_s,
+        rand=random.random,
+    )
     request = SettleRequest(
         delivery_id=claim.delivery_id,
         seq=claim.seq,

@@ -23,9 +23,10 @@ from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, d
 from madeira.broker.tools import current
 from madeira.errors import BrokerUnavailable, StoreUnavailable
 from madeira.log import get
-from madeira.records import DeliveryRef
-from madeira.store import leases, reconcile as rows
+from madeira.store import leases
+from madeira.store import reconcile as rows
 from madeira.store.database import Database
+from madeira.store.reconcile import Unfinished
 
 log = get(__name__)
 
@@ -41,6 +42,12 @@ GRACE_S = 5.0
 #: Pages of the backlog that a run without findings looks at, per queue.
 _SLICES = 5
 
+#: Pages after a finding that are looked at all the same; no backlog has more.
+_WHOLE = 1_000_000
+
+#: What changed in this many seconds is looked at by every run.
+_RECENT_S = 300.0
+
 
 @dramatiq.actor(queue_name="reconcile", periodic=cron("* * * * *"), priority=0, max_retries=0)
 def reconcile() -> None:
@@ -52,7 +59,9 @@ def reconcile() -> None:
         log.error("reconcile.deferred", error=str(e))
 
 
-def run(queues: Queues, database: Database, *, period_s: float, grace_s: float = GRACE_S, force: bool = False) -> Counter[str] | None:
+def run(
+    queues: Queues, database: Database, *, period_s: float, grace_s: float = GRACE_S, force: bool = False
+) -> Counter[str] | None:
     """One run; returns counts by kind of difference, or None when another run is under way or has just ended.
 
     `force` runs even when one has just ended (a person asked for it).
@@ -68,23 +77,23 @@ def run(queues: Queues, database: Database, *, period_s: float, grace_s: float =
     try:
         if not force and last and last[0]["age_s"] < period_s * 0.5:
             return None
-        return _run(queues, database, holder, min(grace_s, period_s))
+        return _run(queues, database, holder, min(grace_s, period_s), last[0]["slice_from"] if last else 0)
     finally:
         with database.connection() as conn:
             leases.release(conn, LEASE, holder)
 
 
-def _run(queues: Queues, database: Database, holder: str, grace_s: float) -> Counter[str] | None:
+def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_from: int) -> Counter[str] | None:
     if not queues.has_epoch():
         # Without an epoch nothing can be known; the workers are about to rebuild.
         return None
     started = time.monotonic()
-    counts: Counter[str] = Counter()
-    comparison = Comparison(queues, database, grace_s, counts)
+    comparison = Comparison(queues, database, grace_s=grace_s, slice_from=slice_from)
     comparison.run()
+    counts = +comparison.counts
     duration_s = time.monotonic() - started
     with database.connection() as conn:
-        rows.record_run(conn, dict(counts), duration_s, holder)
+        rows.record_run(conn, counts, duration_s, holder, comparison.slice_from)
     for kind, count in counts.items():
         metrics.RECONCILE_DIFFERENCES.labels(kind).inc(count)
     metrics.RECONCILE_LAST_SUCCESS.set_to_current_time()
@@ -93,13 +102,17 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float) -> Cou
 
 
 class Comparison:
-    """One comparison of Postgres with the broker, in both directions; `counts` gets what was found, by kind."""
+    """One comparison of Postgres with the broker, in both directions.
 
-    def __init__(self, queues: Queues, database: Database, grace_s: float, counts: Counter[str]) -> None:
+    `counts` tells afterwards what was found, by kind; `slice_from` where the next slice begins.
+    """
+
+    def __init__(self, queues: Queues, database: Database, *, grace_s: float, slice_from: int) -> None:
         self._queues = queues
         self._database = database
         self._grace_s = grace_s
-        self._counts = counts
+        self.counts: Counter[str] = Counter()
+        self.slice_from = slice_from
 
     def run(self) -> None:
         """Both directions."""
@@ -126,68 +139,57 @@ class Comparison:
                 gone = self._read_set(rows.finished_events_among, [int(key) for key in missing])
                 lost = [Ensure(ROUTE, key, known[key]) for key in missing if int(key) not in gone]
                 self._queues.ensure(lost)
-                self._counts["event_not_queued"] += len(lost)
+                self.counts["event_not_queued"] += len(lost)
             clean = 0 if missing else clean + 1
             if len(page) < PAGE:
                 return
             after = page[-1][0]
 
     def _unfinished(self) -> None:
-        for reader in (rows.recently_changed, rows.overdue):
-            self._deliveries(self._read(reader, PAGE, older_than_s=self._grace_s))
-        after, clean = self._cursor(), 0
-        begun, wrapped = after, False
-        while True:
-            page = self._read(rows.unfinished_deliveries, after, PAGE, older_than_s=self._grace_s)
-            clean = 0 if self._deliveries(page) else clean + 1
-            after = page[-1].delivery_id if page else after
-            if len(page) < PAGE:
-                if wrapped or begun == 0:
-                    after = 0
-                    break
-                wrapped, after = True, 0
-            elif wrapped and after >= begun and clean > 0:
-                break
-            if clean >= _SLICES:
-                break
-        self._remember(after)
+        self._deliveries(self._read(rows.recently_changed, _RECENT_S, PAGE, older_than_s=self._grace_s))
+        self._deliveries(self._read(rows.overdue, PAGE, older_than_s=self._grace_s))
+        clean, wraps = 0, 0
+        while clean < _SLICES and wraps < 2:
+            page = self._read(rows.unfinished_deliveries, self.slice_from, PAGE, older_than_s=self._grace_s)
+            if self._deliveries(page):
+                # Something is wrong: go on until a whole pass finds nothing.
+                clean, wraps = -_WHOLE, 0
+            clean += 1
+            self.slice_from = page[-1].ref.delivery_id if len(page) == PAGE else 0
+            wraps += self.slice_from == 0
 
-    def _deliveries(self, refs: Sequence[DeliveryRef]) -> int:
-        known = {delivery_key(ref): ref for ref in refs}
+    def _deliveries(self, page: Sequence[Unfinished]) -> int:
+        known = {delivery_key(row.ref): row.ref for row in page}
         missing = self._queues.unknown(DELIVER, [(key, ref.delay_s) for key, ref in known.items()])
         if not missing:
             return 0
         gone = self._read_set(rows.finished_among, [known[key].delivery_id for key in missing])
         lost = [known[key] for key in missing if known[key].delivery_id not in gone]
         self._queues.ensure([ensure_delivery(ref) for ref in lost])
-        self._counts["delivery_not_queued"] += len(lost)
+        self.counts["delivery_not_queued"] += len(lost)
         return len(lost)
 
     def _read_set(self, reader: Callable[[Connection[Any], Sequence[int]], set[int]], ids: Sequence[int]) -> set[int]:
         with self._database.connection() as conn:
             return reader(conn, ids)
 
-    def _cursor(self) -> int:
-        with self._database.connection() as conn:
-            return rows.cursor(conn)
-
-    def _remember(self, after: int) -> None:
-        with self._database.connection() as conn:
-            rows.set_cursor(conn, after)
-
     def _unnotified(self) -> None:
         page = self._read(rows.dead_unnotified, 0, PAGE)
         known = {str(ref.delivery_id): 0.0 for ref in page}
         missing = self._queues.unknown(DEAD_LETTER, list(known.items()))
         self._queues.ensure([Ensure(DEAD_LETTER, key) for key in missing])
-        self._counts["dead_letter_not_queued"] += len(missing)
+        self.counts["dead_letter_not_queued"] += len(missing)
 
     # -- the broker knows it, Postgres has finished it ----------------------------------------------------------
 
     def _finished_but_queued(self, queue: str) -> None:
         _, keys = self._queues.scan(queue, "delayed", 0, PAGE)
-        ids = {int(key.split(":", 1)[0]): key for key in keys}
+        by_id = {int(key.split(":", 1)[0]): key for key in keys}
         reader = rows.finished_among if queue == DELIVER else rows.finished_events_among
-        gone = self._read_set(reader, list(ids))
-        if gone:
-            self._counts[f"{queue}_finished_but_queued"] += self._queues.forget(queue, [ids[i] for i in gone])
+        gone = self._read_set(reader, list(by_id))
+        if not gone:
+            return
+        self.counts[f"{queue}_finished_but_queued"] += self._queues.forget(queue, [by_id[i] for i in gone])
+        # A person may have replayed one meanwhile: what is unfinished now is queued again.
+        back = gone - self._read_set(reader, list(gone))
+        self._queues.ensure([Ensure(queue, by_id[i]) for i in back])

@@ -15,9 +15,7 @@ class Lifespan(Middleware):
         stop: closes everything, after the last finish was sent.
     """
 
-    def __init__(
-        self, *, start: Callable[[Worker], None], stop_fetching: Callable[[], None], stop: Callable[[], None]
-    ) -> None:
+    def __init__(self, *, start: Callable[[Worker], None], stop_fetching: Callable[[], None], stop: Callable[[], None]) -> None:
         self._start = start
         self._stop_fetching = stop_fetching
         self._stop = stop

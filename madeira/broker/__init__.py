@@ -76,9 +76,7 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
             broker.get_actor("reconcile").send()
 
     def start_rebuild() -> None:
-        rebuild(
-            queues=broker.wire, database=database, holder=broker.process, beat_s=settings.beat_s, stopped=stopped
-        )
+        rebuild(queues=broker.wire, database=database, holder=broker.process, beat_s=settings.beat_s, stopped=stopped)
 
     pulse = Pulse(
         broker=broker,

@@ -111,6 +111,8 @@ class MadeiraBroker(RedisBroker):
         self.consumers: dict[str, QueueConsumer] = {}
         self.worker: Worker | None = None
         self.stopping = False
+        #: What the actors of this process work with; see `madeira.broker.tools`.
+        self.tools: object = None
 
     # -- what Dramatiq calls ------------------------------------------------------------------------------------
 
@@ -239,4 +241,3 @@ def keys_of(message: Message[Any]) -> list[str]:
         delivery_id, seq, lane = message.args
         return [f"{delivery_id}:{seq}:{lane}"]
     return [str(key) for key in message.args]
-

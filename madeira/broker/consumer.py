@@ -57,7 +57,7 @@ class QueueConsumer(Consumer):
 
     # -- what Dramatiq calls ------------------------------------------------------------------------------------
 
-    def __next__(self) -> MessageProxy | None:  # type: ignore[override]
+    def __next__(self) -> MessageProxy | None:
         if not self._ready:
             wait_s = self._turn()
             if not self._ready and wait_s > 0:
@@ -227,7 +227,4 @@ def _message_for(queue: str, grants: Sequence[Grant]) -> MessageProxy:
         args = (int(delivery_id), int(seq), lane)
     else:
         args = tuple(int(g.key) for g in grants)
-    return MessageProxy(
-        Message(queue_name=queue, actor_name=queue, args=args, kwargs={}, options={}, message_id=grants[0].token)
-    )
-
+    return MessageProxy(Message(queue_name=queue, actor_name=queue, args=args, kwargs={}, options={}, message_id=grants[0].token))

@@ -4,7 +4,6 @@ The heartbeat has a thread of its own, so that no amount of work can delay it. I
 scheduler: where no reconcile has run for a while, it asks for one.
 """
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -93,8 +92,7 @@ class Pulse:
                 away = True
             except Exception:
                 log.exception("beat.failed")
-            # Processes that were started together must not beat together for ever.
-            self._stopped.wait(self._beat_s * random.uniform(0.9, 1.0))
+            self._stopped.wait(self._beat_s)
 
     def _run_waker(self) -> None:
         key = f"{self._broker.namespace}:wake:{self._broker.process}"
@@ -102,7 +100,7 @@ class Pulse:
             try:
                 woken = self._waiting.blpop([key], timeout=_WAIT_S)
                 if woken is not None:
-                    self._broker.nudge(woken[1].decode())
+                    self._broker.nudge(bytes(woken[1]).decode())  # type: ignore[arg-type]
             except redis.RedisError:
                 self._stopped.wait(0.5)
 

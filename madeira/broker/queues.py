@@ -178,6 +178,10 @@ def _pages(items: Sequence[Any], size: int = PAGE) -> Iterator[Sequence[Any]]:
         yield items[start : start + size]
 
 
+def _text(value: Any) -> str:
+    return bytes(value).decode()
+
+
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.3f}"
 
@@ -283,7 +287,9 @@ class Queues:
             args += (other, key, _ms(delay_s))
         epoch, next_ms, unset, flat = self.run("turn", *args)
         grants = tuple(
-            Grant(flat[i].decode(), flat[i + 1].decode(), float(flat[i + 2]) / 1000, int(flat[i + 3]), int(flat[i + 4]), flat[i + 5])
+            Grant(
+                flat[i].decode(), flat[i + 1].decode(), float(flat[i + 2]) / 1000, int(flat[i + 3]), int(flat[i + 4]), flat[i + 5]
+            )
             for i in range(0, len(flat), 6)
         )
         next_s = float(next_ms) / 1000
@@ -361,9 +367,9 @@ class Queues:
         with mapped("scan"):
             if where == "held":
                 cursor, found = self.client.hscan(name, cursor, count=count)
-                return int(cursor), [key.decode() for key in found]
+                return int(cursor), [_text(key) for key in found]
             cursor, pairs = self.client.zscan(name, cursor, count=count)
-            return int(cursor), [key.decode() for key, _ in pairs]
+            return int(cursor), [_text(key) for key, _ in pairs]
 
 
 #: What a consumer calls when lanes have no settings: lane names in, their settings out (unknown lanes are left out).

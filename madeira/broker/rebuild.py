@@ -84,7 +84,7 @@ def _fill_route(queues: Queues, database: Database) -> int:
     queued, after = 0, 0
     while True:
         with database.connection() as conn:
-            rows = reconcile.unrouted(conn, after, _PAGE, older_than_s=0.0)
+            rows = reconcile.unrouted(conn, after, _PAGE)
         queued += queues.ensure([Ensure(ROUTE, str(seq), delay_s) for seq, delay_s in rows])
         if len(rows) < _PAGE:
             return queued
@@ -95,11 +95,11 @@ def _fill_deliver(queues: Queues, database: Database) -> int:
     queued, after = 0, 0
     while True:
         with database.connection() as conn:
-            refs = reconcile.unfinished_deliveries(conn, after, _PAGE, older_than_s=0.0)
-        queued += queues.ensure([ensure_delivery(ref) for ref in refs])
-        if len(refs) < _PAGE:
+            page = reconcile.unfinished_deliveries(conn, after, _PAGE)
+        queued += queues.ensure([ensure_delivery(row.ref) for row in page])
+        if len(page) < _PAGE:
             return queued
-        after = refs[-1].delivery_id
+        after = page[-1].ref.delivery_id
 
 
 def _fill_dead_letters(queues: Queues, database: Database) -> int:

@@ -80,7 +80,7 @@ CREATE TABLE event (
         CHECK (deliveries = 0 OR status = 'pending' OR status = event_status_of(unfinished, dead, cancelled)),
     CONSTRAINT event_without_deliveries_is_not_delivered
         CHECK (deliveries > 0 OR status IN ('pending', 'dead', 'cancelled'))
-) WITH (fillfactor = 85);
+) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
 -- event_id first, so that it also finds an event whose source is not known.
 CREATE UNIQUE INDEX event_identity ON event (event_id, source);
@@ -147,7 +147,7 @@ CREATE TABLE delivery (
     CONSTRAINT delivery_died_when_dead CHECK (
         (status = 'dead') = (died_at IS NOT NULL) AND (status <> 'dead' OR failure_class IS NOT NULL)),
     CONSTRAINT delivery_counts_are_counts CHECK (attempt >= 0 AND failures >= 0 AND lost >= 0 AND retries >= 0)
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
 CREATE INDEX delivery_unfinished ON delivery (id) WHERE finished_at IS NULL;
 CREATE INDEX delivery_due ON delivery (next_attempt_at) WHERE finished_at IS NULL;
@@ -227,7 +227,9 @@ CREATE TABLE reconcile_run (
     duration_s  double precision NOT NULL,
     holder      text NOT NULL,
     -- kind of difference -> how many.
-    counts      jsonb NOT NULL
+    counts      jsonb NOT NULL,
+    -- The delivery at which the next run's slice of the backlog begins.
+    slice_from  bigint NOT NULL DEFAULT 0
 );
 
 

@@ -19,7 +19,9 @@ class Player:
         self.hands: dict[str, tuple[str, str]] = {}
         self._calls = 0
 
-    def turn(self, queue: str = DELIVER, *, room: int = 1, finishes: Sequence[Finish] = (), follow: Sequence[Ensure] = ()) -> Turn:
+    def turn(
+        self, queue: str = DELIVER, *, room: int = 1, finishes: Sequence[Finish] = (), follow: Sequence[Ensure] = ()
+    ) -> Turn:
         """One turn; grants are remembered by key."""
         self._calls += 1
         for finish in finishes:

@@ -1,5 +1,6 @@
 """What the scripts promise, one promise per test."""
 
+import itertools
 import time
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def test_a_delayed_key_is_handed_out_when_it_is_due_whatever_is_due_later(queues
     player = Player(queues, "p")
     turn = player.turn()
     assert turn.grants == ()
-    assert turn.next_s is not None and 0 < turn.next_s <= 0.2
+    assert turn.next_s is not None
+    assert 0 < turn.next_s <= 0.2
     deadline = time.monotonic() + 5
     while not (got := player.take()) and time.monotonic() < deadline:
         pass
@@ -79,7 +81,8 @@ def test_of_a_retry_and_a_note_the_earlier_one_counts(queues: Queues) -> None:
     ensure(queues, key(1), delay_s=10)
     player.finish(key(1), "d", due=time.monotonic() + 60)
     place = queues.where(DELIVER, [key(1)])[0]
-    assert place.kind == "delayed" and place.delay_s <= 10
+    assert place.kind == "delayed"
+    assert place.delay_s <= 10
 
 
 def test_a_finish_with_a_foreign_token_changes_nothing(queues: Queues) -> None:
@@ -99,7 +102,8 @@ def test_a_retry_whose_key_is_nowhere_is_queued_all_the_same(queues: Queues, red
     redis.Redis.from_url(redis_url).delete("t:deliver:held")
     player.finish(key(1), "d", due=time.monotonic() + 60)
     place = queues.where(DELIVER, [key(1)])[0]
-    assert place.kind == "delayed" and 55 < place.delay_s <= 60
+    assert place.kind == "delayed"
+    assert 55 < place.delay_s <= 60
 
 
 def test_without_a_verdict_a_key_comes_back_after_five_seconds_doubling_to_five_minutes(queues: Queues, redis_url: str) -> None:
@@ -176,7 +180,7 @@ def test_a_slow_lane_never_makes_up_for_anything(queues: Queues) -> None:
     while len(times) < 5 and time.monotonic() < deadline:
         if player.take(room=5):
             times.append(time.monotonic())
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     assert all(gap >= 0.195 for gap in gaps), gaps
 
 
@@ -240,7 +244,8 @@ def test_without_an_epoch_keyed_queues_hand_out_nothing(queues: Queues, redis_ur
     ensure(queues, key(1))
     redis.Redis.from_url(redis_url).delete("t:epoch")
     turn = Player(queues, "p").turn()
-    assert not turn.epoch and turn.grants == ()
+    assert not turn.epoch
+    assert turn.grants == ()
 
 
 def test_of_two_rebuilds_only_the_later_one_makes_the_epoch(redis_url: str) -> None:
@@ -321,7 +326,8 @@ def test_what_a_silent_process_held_is_taken_over_at_the_end_of_its_lease(queues
     assert beat(queues, "q")[3] == 1
     assert beat(queues, "q")[3] == 0, "twice changes nothing"
     place = queues.where(DELIVER, [key(1)])[0]
-    assert place.kind == "delayed" and 25 < place.delay_s <= 30
+    assert place.kind == "delayed"
+    assert 25 < place.delay_s <= 30
 
 
 def test_a_marker_that_ran_out_is_taken_over_though_its_process_lives(queues: Queues) -> None:
@@ -356,7 +362,8 @@ def test_an_idle_process_is_woken_by_what_comes(queues: Queues, redis_url: str) 
     Player(queues, "p").turn(ROUTE)
     queues.ensure([Ensure(ROUTE, "1")])
     woken = client.blpop(["t:wake:p"], timeout=2)
-    assert woken is not None and woken[1] == b"route"
+    assert woken is not None
+    assert woken[1] == b"route"
 
 
 def test_two_processes_that_cannot_take_a_lane_do_not_wake_each_other_for_ever(queues: Queues, redis_url: str) -> None:
