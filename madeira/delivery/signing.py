@@ -73,8 +73,9 @@ def standard_key(secret: str) -> bytes:
     """
     if not secret.startswith(STANDARD_PREFIX):
         return secret.encode()
+    text = secret[len(STANDARD_PREFIX) :].rstrip("=")
     try:
-        key = base64.b64decode(secret[len(STANDARD_PREFIX) :], validate=True)
+        key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if not key:
