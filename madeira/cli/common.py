@@ -1,0 +1,83 @@
+"""What several commands need: the settings, with a running `up` taken into account, and ways to print."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from madeira import log, settings
+from madeira.cli.running import DataFolder
+from madeira.settings import Settings
+from madeira.store.database import Database
+
+#: The option of every command whose answer a program may read.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def load() -> Settings:
+    """The settings of this process; what they leave open comes from a `madeira up` that runs on the same data folder."""
+    values = settings.load()
+    values = replace(values, data_dir=values.data_dir.resolve())
+    note = DataFolder(values.data_dir).running()
+    if note is None:
+        return values
+    return replace(
+        values,
+        database_url=values.database_url or note.database_url,
+        redis_url=values.redis_url or note.redis_url,
+        config=values.config or (Path(note.config) if note.config else None),
+    )
+
+
+def api_url(values: Settings) -> str:
+    """Where the API listens."""
+    note = DataFolder(values.data_dir).running()
+    if note is not None:
+        return note.api_url
+    return url_of(values.host, values.port)
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL by which this machine reaches an address that a server listens on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def configure_log(values: Settings) -> None:
+    """Warnings and errors only, for people: a command's answer is its output."""
+    log.configure(replace(values, log_format="text", log_level="warning"), "cli")
+
+
+@contextmanager
+def database(values: Settings) -> Iterator[Database]:
+    """Connections for one command."""
+    settings.require(values, "database_url")
+    found = Database(url=values.database_url, application="madeira-cli", pool_max=2)
+    found.open()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def print_json(value: Any) -> None:
+    """Print `value` for a program, times in RFC 3339 and bytes as text."""
+    json.dump(value, sys.stdout, default=_plain, ensure_ascii=False, indent=2)
+    click.echo()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes | memoryview):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, UUID | Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be printed as JSON")

@@ -1,0 +1,192 @@
+"""`madeira doctor`: checks everything that Madeira depends on and says what is wrong, and what to do about it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Literal
+
+import click
+import psycopg
+import redis
+
+from madeira import __version__
+from madeira.broker.queues import connect
+from madeira.cli.common import configure_log, json_option, load, print_json
+from madeira.errors import MadeiraError
+from madeira.routing.follow import RulesFollower
+from madeira.settings import Settings, is_loopback
+from madeira.store import migrate
+
+#: Oldest Postgres, as `server_version_num` says it.
+_POSTGRES: Final = 140000
+
+#: Oldest major versions of Redis and Valkey.
+_REDIS: Final = 7
+_VALKEY: Final = 8
+
+#: Seconds that an answer of Redis may take.
+_TIMEOUT_S: Final = 3.0
+
+_PACKAGES: Final = ("dramatiq", "periodiq", "falcon", "gunicorn", "httpx", "psycopg", "redis", "prometheus-client")
+
+Level = Literal["ok", "warning", "error"]
+
+_SIGNS: Final[dict[Level, tuple[str, str]]] = {
+    "ok": ("ok     ", "green"),
+    "warning": ("WARNING", "yellow"),
+    "error": ("ERROR  ", "red"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    what: str
+    text: str
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check every dependency and setting; the exit code is 1 when something is wrong."""
+    findings = list(_examine())
+    if as_json:
+        print_json([asdict(f) for f in findings])
+    else:
+        for finding in findings:
+            sign, color = _SIGNS[finding.level]
+            click.echo(f"{click.style(sign, fg=color)} {finding.what}: {finding.text}")
+    if any(f.level == "error" for f in findings):
+        sys.exit(1)
+
+
+def _examine() -> Iterator[Finding]:
+    yield Finding("ok", "madeira", f"{__version__}, Python {sys.version.split()[0]}, {', '.join(_versions())}")
+    try:
+        values = load()
+    except MadeiraError as e:
+        yield Finding("error", "settings", str(e))
+        return
+    configure_log(values)
+    yield from _settings(values)
+    yield from _guarded("postgres", lambda: _postgres(values))
+    yield from _guarded("redis", lambda: _redis(values))
+
+
+def _versions() -> Iterator[str]:
+    for package in _PACKAGES:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            yield f"{package} MISSING"
+
+
+def _settings(values: Settings) -> Iterator[Finding]:
+    try:
+        rules = RulesFollower(path=values.config).current
+    except MadeiraError as e:
+        yield Finding("error", "configuration", str(e))
+    else:
+        text = f"{len(rules.sources)} sources, {len(rules.endpoints)} endpoints, {len(rules.routes)} routes"
+        if values.config is None:
+            yield Finding("warning", "configuration", "MADEIRA_CONFIG is not set: there is no source, so nothing can be posted")
+        else:
+            yield Finding("ok", "configuration", f"{values.config}: {text}")
+    if not values.admin_token:
+        yield Finding("warning", "admin token", "MADEIRA_ADMIN_TOKEN is not set: nobody can read /v1/reconcile")
+    if not is_loopback(values.host):
+        yield Finding("warning", "address", f"the API listens on {values.host}; put a proxy with TLS in front of it")
+    if values.lease_margin_s < 10:
+        yield Finding("warning", "leases", f"MADEIRA_LEASE_MARGIN_S={values.lease_margin_s:g} is for tests; in earnest it is 30")
+
+
+def _guarded(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except (psycopg.Error, redis.RedisError, MadeiraError, OSError) as e:
+        yield Finding("error", what, f"cannot be examined: {str(e).strip()}")
+
+
+def _postgres(values: Settings) -> Iterator[Finding]:
+    if not values.database_url:
+        yield Finding("warning", "postgres", "MADEIRA_DATABASE_URL is not set and no `madeira up` runs here: nothing to look at")
+        return
+    with psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
+        number = conn.info.server_version
+        level: Level = "ok" if number >= _POSTGRES else "error"
+        yield Finding(level, "postgres", f"version {number // 10000}.{number % 10000}; 14 is the oldest that Madeira knows")
+        yield from _postgres_settings(conn)
+    missing = migrate.pending(values.database_url)
+    if missing:
+        yield Finding("error", "migrations", f"{', '.join(missing)} not applied yet; run `madeira migrate`")
+    else:
+        yield Finding("ok", "migrations", "the tables are up to date")
+
+
+def _postgres_settings(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+    encoding = _show(conn, "server_encoding")
+    yield Finding("ok" if encoding == "UTF8" else "error", "encoding", f"{encoding}; payloads are kept as text, which needs UTF8")
+    if _show(conn, "fsync") != "on":
+        yield Finding("error", "fsync", "fsync is off: a crash of the machine loses or damages what was accepted; switch it on")
+    commit = _show(conn, "synchronous_commit")
+    if commit == "off":
+        yield Finding("error", "synchronous_commit", "off: a crash of Postgres loses accepted events; set it to on")
+    if conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+        yield Finding("error", "primary", "this server is a standby and takes no writes; name the primary")
+    elif _show(conn, "synchronous_standby_names"):
+        yield Finding("ok", "standby", f"synchronous standby: {_show(conn, 'synchronous_standby_names')}")
+    else:
+        text = "no synchronous standby: if you fail over automatically, the last accepted events can be lost"
+        yield Finding("warning", "standby", f"{text}; set synchronous_standby_names")
+
+
+def _show(conn: psycopg.Connection[Any], name: str) -> str:
+    row = conn.execute("SELECT current_setting(%s)", [name]).fetchone()
+    return str(row[0]) if row else ""
+
+
+def _redis(values: Settings) -> Iterator[Finding]:
+    if not values.redis_url:
+        yield Finding("warning", "redis", "MADEIRA_REDIS_URL is not set and no `madeira up` runs here: nothing to look at")
+        return
+    client = connect(values.redis_url, timeout_s=_TIMEOUT_S, connections=1)
+    try:
+        info: dict[str, Any] = client.info()
+        yield _redis_version(info)
+        policy = info.get("maxmemory_policy") or _config(client, "maxmemory-policy")
+        yield _redis_policy(str(policy))
+        if not info.get("aof_enabled"):
+            text = "appendonly is off: a restart of Redis loses the queues; they are rebuilt from Postgres, which takes time"
+            yield Finding("warning", "redis persistence", text)
+        if info.get("role") not in ("master", None):
+            yield Finding("error", "redis role", f"this server is a {info.get('role')} and takes no writes; name the master")
+    finally:
+        client.close()
+
+
+def _redis_version(info: dict[str, Any]) -> Finding:
+    valkey = info.get("valkey_version")
+    name, text, oldest = ("Valkey", str(valkey), _VALKEY) if valkey else ("Redis", str(info.get("redis_version")), _REDIS)
+    good = text.split(".")[0].isdigit() and int(text.split(".")[0]) >= oldest
+    return Finding("ok" if good else "error", "redis", f"{name} {text}; {oldest} is the oldest that Madeira knows")
+
+
+def _redis_policy(policy: str) -> Finding:
+    if policy == "noeviction":
+        return Finding("ok", "redis memory", "maxmemory-policy is noeviction")
+    if policy in ("None", ""):
+        return Finding("warning", "redis memory", "the server does not tell its maxmemory-policy; see that it is noeviction")
+    text = f"maxmemory-policy is {policy}: under memory pressure Redis THROWS QUEUED WORK AWAY"
+    return Finding("error", "redis memory", f"{text} (reconcile brings it back, late); set maxmemory-policy to noeviction")
+
+
+def _config(client: "redis.Redis", name: str) -> str | None:
+    try:
+        found: Any = client.config_get(name)
+    except redis.ResponseError:
+        # Managed servers refuse CONFIG.
+        return None
+    return str(found.get(name))

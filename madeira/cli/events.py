@@ -1,0 +1,124 @@
+"""`madeira trace` and `madeira events`: what Postgres knows about events, for a person or a program."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.listen import one_line
+from madeira.store import events as store
+
+#: Characters of a payload and of an answer that are shown.
+_SHOWN: Final = 300
+
+_COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@json_option
+def trace(identifier: str, as_json: bool) -> None:
+    """Tell one event's whole story; ID is a trace id or an event id."""
+    values = load()
+    configure_log(values)
+    with database(values) as db, db.connection() as conn:
+        found = store.find_trace(conn, identifier)
+    if as_json:
+        print_json(found)
+    elif found:
+        for event in found:
+            _print(event)
+    if not found:
+        raise click.ClickException(f"no event has the trace id or the event id {identifier}")
+
+
+@click.group()
+def events() -> None:
+    """Look at events."""
+
+
+@events.command()
+@click.argument("event_id", metavar="ID")
+@click.option("--source", help="Source of the event; needed when two sources used the same id.")
+@json_option
+def show(event_id: str, source: str | None, as_json: bool) -> None:
+    """Show one event with its deliveries and their attempts."""
+    values = load()
+    configure_log(values)
+    with database(values) as db, db.connection() as conn:
+        candidates = [e for e in store.find_trace(conn, event_id) if e["event_id"] == event_id]
+    found = [e for e in candidates if source in (None, e["source"])]
+    if not found:
+        raise click.ClickException(f"there is no event {event_id}{' of ' + source if source else ''}")
+    if len(found) > 1:
+        raise click.UsageError(
+            f"several sources have an event {event_id}; give --source: {', '.join(e['source'] for e in found)}"
+        )
+    if as_json:
+        print_json(found[0])
+    else:
+        _print(found[0])
+
+
+def _print(event: Mapping[str, Any]) -> None:
+    console = Console(highlight=False)
+    head = Text.assemble(("event ", "dim"), (one_line(event["event_id"]), "bold"), "  ", _status(event["status"]))
+    console.print(head, soft_wrap=True)
+    facts = {
+        "source": event["source"],
+        "type": event["event_type"],
+        "trace": event["trace_id"],
+        "accepted": _time(event["created_at"]),
+        "routed": _time(event["routed_at"]),
+        "reason": event["reason"],
+        "target": event["target_uri"],
+        "payload": event["payload"][:_SHOWN],
+    }
+    for name, value in facts.items():
+        if value is not None:
+            console.print(Text.assemble((f"  {name:<9}", "dim"), one_line(str(value))), soft_wrap=True)
+    for delivery in event["deliveries"]:
+        _print_delivery(console, delivery)
+    if not event["deliveries"]:
+        console.print(Text("  no delivery yet" if event["status"] == "pending" else "  no delivery", "dim"))
+
+
+def _print_delivery(console: Console, delivery: Mapping[str, Any]) -> None:
+    line = Text.assemble(("  delivery ", "dim"), f"{delivery['id']} to ", (delivery["endpoint"], "bold"), "  ")
+    line.append(_status(delivery["status"]))
+    if delivery["status"] == "pending":
+        line.append(f"  next attempt {_time(delivery['next_attempt_at'])}")
+    if delivery["status"] == "delivering":
+        line.append(f"  claimed until {_time(delivery['lease_until'])}")
+    if delivery["failure_class"]:
+        line.append(f"  ({delivery['failure_class']})")
+    if delivery["last_error"] and delivery["status"] != "succeeded":
+        line.append(f"  {one_line(delivery['last_error'])}")
+    console.print(line, soft_wrap=True)
+    if delivery["attempts"]:
+        console.print(_attempts(delivery["attempts"]))
+
+
+def _attempts(attempts: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in ("     #", "started", "took", "outcome", "status", "error", "answer"):
+        table.add_column(column, overflow="fold")
+    for a in attempts:
+        took = "" if a["duration_s"] is None else f"{a['duration_s']:.3f} s"
+        answer = bytes(a["excerpt"] or b"").decode("utf-8", "replace")[:80] or a["reason"] or ""
+        cells = (f"{a['attempt']:>6}", _time(a["started_at"]), took, a["outcome"], a["status_code"] or "", a["error_code"] or "")
+        table.add_row(*(Text(str(c)) for c in cells), Text(one_line(answer)))
+    return table
+
+
+def _status(status: str) -> Text:
+    return Text(status, _COLORS.get(status, ""))
+
+
+def _time(value: datetime | None) -> str | None:
+    return value.astimezone().isoformat(sep=" ", timespec="milliseconds") if value else None

@@ -1,0 +1,49 @@
+"""`madeira migrate` and `madeira reconcile`: what an operator runs by hand."""
+
+import click
+
+from madeira import settings
+from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.store.migrate import migrate as run_migrations
+
+
+@click.command()
+@json_option
+def migrate(as_json: bool) -> None:
+    """Bring the tables up to date; safe to run from several hosts at once."""
+    values = load()
+    settings.require(values, "database_url")
+    applied = run_migrations(values.database_url)
+    if as_json:
+        print_json({"applied": applied})
+        return
+    for name in applied:
+        click.echo(f"applied {name}")
+    if not applied:
+        click.echo("the tables are up to date")
+
+
+@click.command()
+@json_option
+def reconcile(as_json: bool) -> None:
+    """Compare Postgres with the broker now, and mend the difference."""
+    values = load()
+    settings.require(values, "database_url", "redis_url")
+    configure_log(values)
+    # Imported here: the actors are not needed by any other command, and a broker comes with them.
+    from actors.reconcile import run
+    from madeira.broker.queues import Queues
+
+    queues = Queues(redis_url=values.redis_url, namespace=values.namespace)
+    try:
+        with database(values) as db:
+            counts = run(queues, db, period_s=values.reconcile_s, force=True)
+    finally:
+        queues.close()
+    if as_json:
+        print_json({"ran": counts is not None, "differences": dict(counts or {})})
+    elif counts is None:
+        click.echo("not run: another run is under way, or the broker is being rebuilt")
+    else:
+        found = {kind: n for kind, n in counts.items() if n}
+        click.echo(", ".join(f"{kind}: {n}" for kind, n in found.items()) or "no differences")

@@ -1,0 +1,197 @@
+"""`madeira up`: one Madeira in one go, with embedded servers where no others are named."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import which
+from typing import Final
+
+import click
+
+from madeira import metrics, settings
+from madeira.cli import demo
+from madeira.cli.common import url_of
+from madeira.cli.output import Output
+from madeira.cli.running import DataFolder, Note
+from madeira.cli.supervisor import Program, Server, Supervisor
+from madeira.embedded import EmbeddedPostgres, EmbeddedValkey, free_port
+from madeira.errors import SettingsError
+from madeira.routing.follow import RulesFollower
+from madeira.settings import Settings
+from madeira.store.migrate import migrate
+
+#: Seconds that API and workers get to finish what they have in hand.
+_STOP_S: Final = 40.0
+
+
+@click.command()
+@click.option("--demo", "with_demo", is_flag=True, help="Add a sample receiver and sample events, and show what happens.")
+@click.option("--started-at", type=float, hidden=True, help="Unix time at which the person began to wait.")
+def up(with_demo: bool, started_at: float | None) -> None:
+    """Start everything, and stop it at Ctrl-C.
+
+    Postgres and Valkey are started from Python packages unless MADEIRA_DATABASE_URL and MADEIRA_REDIS_URL name servers;
+    then come the migrations, the API, the workers and the scheduler. What ends unexpectedly is started again. SIGHUP lets the
+    parts read their configuration again.
+    """
+    values = settings.load()
+    values = replace(values, data_dir=values.data_dir.resolve())
+    if not settings.is_set("MADEIRA_LOG_FORMAT"):
+        values = replace(values, log_format="text")
+    if with_demo:
+        demo.check(values)
+        if not settings.is_set("MADEIRA_LOG_LEVEL"):
+            values = replace(values, log_level="warning")
+    _Up(values, demo_started_at=(started_at or time.time()) if with_demo else None).run()
+
+
+class _Up:
+    def __init__(self, values: Settings, *, demo_started_at: float | None) -> None:
+        self._values = values
+        self._demo_started_at = demo_started_at
+        self._output = Output()
+        self._folder = DataFolder(values.data_dir)
+        self._show: demo.Show | None = None
+        self._supervisor = Supervisor(self._output, note_sessions=self._note)
+
+    def run(self) -> None:
+        self._folder.lock()
+        try:
+            self._end_leftovers()
+            _require_free(self._values.host, self._values.port, "MADEIRA_PORT")
+            if self._values.metrics_port:
+                _require_free(self._values.host, self._values.metrics_port, "MADEIRA_METRICS_PORT")
+            self._supervisor.handle_signals()
+            try:
+                self._start()
+                self._supervisor.run()
+            finally:
+                if self._show:
+                    self._show.stop()
+                self._supervisor.stop()
+        finally:
+            self._folder.unlock()
+
+    def _end_leftovers(self) -> None:
+        count = self._folder.end_leftovers()
+        if count:
+            self._output.line("up", f"an earlier `madeira up` was killed; {count} processes that it had left are ended")
+
+    def _start(self) -> None:
+        self._start_servers()
+        applied = migrate(self._values.database_url)
+        self._output.line("up", f"migrations applied: {', '.join(applied)}" if applied else "the tables are up to date")
+        if self._demo_started_at is not None:
+            self._start_receiver()
+        # Checked here, so that a mistake stops the start with one line and not with a child that ends again and again.
+        RulesFollower(path=self._values.config)
+        for family in ("worker", "scheduler"):
+            folder = self._values.data_dir / "metrics" / family
+            folder.mkdir(parents=True, exist_ok=True)
+            metrics.clear(folder)
+        self._start_madeira()
+        self._output.line("up", f"the API listens on {self._url}; stop with Ctrl-C")
+        if self._demo_started_at is not None:
+            self._show = demo.Show(self._values, self._url, self._output, self._demo_started_at)
+            self._show.start()
+
+    def _start_servers(self) -> None:
+        if not self._values.database_url:
+            postgres = EmbeddedPostgres(folder=self._values.data_dir / "postgres")
+            self._supervisor.start(Server(postgres))
+            self._values = replace(self._values, database_url=postgres.url)
+            self._output.line("up", f"embedded Postgres runs on port {postgres.port}; its data is in {postgres.folder}")
+        if not self._values.redis_url:
+            valkey = EmbeddedValkey(folder=self._values.data_dir / "valkey")
+            self._supervisor.start(Server(valkey))
+            self._values = replace(self._values, redis_url=valkey.url)
+            self._output.line("up", f"embedded Valkey runs on port {valkey.port}; its data is in {valkey.folder}")
+
+    def _start_receiver(self) -> None:
+        port = free_port(demo.RECEIVER_PORT)
+        self._values = replace(self._values, config=demo.write_config(self._values.data_dir, port))
+        command = [sys.executable, "-m", "madeira.cli", "listen", "--sample"]
+        command += ["--port", str(port), "--secret", demo.RECEIVER_SECRET]
+        self._supervisor.start(self._program("receiver", command, stop_s=5.0))
+
+    def _start_madeira(self) -> None:
+        values = self._values
+        self._supervisor.start(
+            self._program("api", [*_script("gunicorn"), "-c", _gunicorn_conf(), "madeira.api:app"], reload_signal=signal.SIGHUP)
+        )
+        workers = [*_script("dramatiq"), "madeira.actors", "-p", str(values.processes), "-t", str(values.threads)]
+        workers += ["--skip-logging", "--worker-shutdown-timeout", str(int(1000 * (_STOP_S - 5)))]
+        self._supervisor.start(self._program("workers", workers, reload_signal=signal.SIGHUP))
+        self._supervisor.start(self._program("scheduler", [*_script("periodiq"), "madeira.actors"], stop_s=5.0))
+
+    def _program(
+        self, name: str, command: Sequence[str], *, stop_s: float = _STOP_S, reload_signal: int | None = None
+    ) -> Program:
+        return Program(
+            name=name,
+            command=command,
+            environ=self._environ(),
+            cwd=self._values.data_dir,
+            output=self._output,
+            stop_s=stop_s,
+            reload_signal=reload_signal,
+        )
+
+    def _environ(self) -> Mapping[str, str]:
+        values = self._values
+        return settings.environment(
+            MADEIRA_DATABASE_URL=values.database_url,
+            MADEIRA_REDIS_URL=values.redis_url,
+            MADEIRA_DATA_DIR=str(values.data_dir),
+            MADEIRA_CONFIG=str(values.config) if values.config else None,
+            MADEIRA_LOG_FORMAT=values.log_format,
+            MADEIRA_LOG_LEVEL=values.log_level,
+            PROMETHEUS_MULTIPROC_DIR=None,
+            PYTHONUNBUFFERED="1",
+        )
+
+    @property
+    def _url(self) -> str:
+        return url_of(self._values.host, self._values.port)
+
+    def _note(self, sessions: Sequence[int]) -> None:
+        values = self._values
+        self._folder.write(
+            Note(
+                pid=os.getpid(),
+                database_url=values.database_url,
+                redis_url=values.redis_url,
+                api_url=self._url,
+                config=str(values.config) if values.config else None,
+                sessions=sessions,
+            )
+        )
+
+
+def _require_free(host: str, port: int, name: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+        except OSError as e:
+            raise SettingsError(f"cannot listen on {host} port {port}: {e.strerror}; set {name} to another one") from None
+
+
+def _script(name: str) -> list[str]:
+    """The console script of an installed package, of the same Python as ours where there is one."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else which(name)
+    if not found:
+        raise SettingsError(f"the program {name} is not installed; install Madeira with its dependencies")
+    return [found]
+
+
+def _gunicorn_conf() -> str:
+    checkout = Path(__file__).resolve().parents[2] / "deploy" / "gunicorn.conf.py"
+    return str(checkout)
