@@ -135,9 +135,13 @@ def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint
 
 
 def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled) -> None:
-    event = "delivery.business_failure" if attempt.outcome == "business" else "delivery.attempted"
+    if settled.status == DeliveryStatus.SUCCEEDED:
+        # On record in Postgres; a line per success would cost more than the call.
+        hand.forget()
+        log.debug("delivery.succeeded", attempt=claim.attempt, duration_s=round(attempt.duration_s, 4))
+        return
     log.info(
-        event,
+        "delivery.business_failure" if attempt.outcome == "business" else "delivery.attempted",
         attempt=claim.attempt,
         outcome=attempt.outcome,
         status_code=attempt.status_code,

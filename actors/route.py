@@ -58,7 +58,7 @@ def _tell(hand: Hand, result: RouteResult) -> None:
     hand.forget(str(result.seq))
     hand.follow += [ensure_delivery(ref) for ref in result.refs]
     hand.follow += [ensure_dead_letter(ref) for ref in result.dead]
-    log.info("event.routed", seq=result.seq, deliveries=len(result.refs), status=result.status)
+    log.debug("event.routed", seq=result.seq, deliveries=len(result.refs), status=result.status)
 
 
 def _leave(tools: Tools, hand: Hand, seq: int, why: Unroutable) -> None:

@@ -51,8 +51,8 @@ def _rebuild(queues: Queues, database: Database, beat_s: float, stopped: Callabl
     if not queues.rebuild_begin(nonce):
         return False
     log.warning("rebuild.began", detail="Redis has no epoch: it is new or lost its memory")
-    # Two beats: every living worker has announced what it holds.
-    if stopped(2.2 * beat_s):
+    # Two beats: every living worker has announced what it holds. Where nothing is unfinished nobody holds anything.
+    if _anything_unfinished(database) and stopped(2.2 * beat_s):
         return False
     if not _hold(queues, database, nonce) or not queues.rebuild_commit(nonce):
         log.warning("rebuild.again", detail="Redis lost its memory once more, or another rebuild began")
@@ -60,6 +60,11 @@ def _rebuild(queues: Queues, database: Database, beat_s: float, stopped: Callabl
     queued = fill(queues, database)
     log.warning("rebuild.ended", queued=queued)
     return True
+
+
+def _anything_unfinished(database: Database) -> bool:
+    with database.connection() as conn:
+        return bool(reconcile.unfinished_deliveries(conn, 0, 1))
 
 
 def _hold(queues: Queues, database: Database, nonce: str) -> bool:
