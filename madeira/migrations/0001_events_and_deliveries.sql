@@ -151,6 +151,7 @@ CREATE TABLE delivery (
 
 CREATE INDEX delivery_unfinished ON delivery (id) WHERE finished_at IS NULL;
 CREATE INDEX delivery_due ON delivery (next_attempt_at) WHERE finished_at IS NULL;
+CREATE INDEX delivery_dead ON delivery (endpoint, id) WHERE died_at IS NOT NULL;
 CREATE INDEX delivery_unnotified ON delivery (id) WHERE died_at IS NOT NULL AND notified_at IS NULL;
 
 CREATE FUNCTION delivery_guard() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -162,7 +163,8 @@ BEGIN
         RAISE EXCEPTION 'delivery %: no move leads from % to %', OLD.id, OLD.status, NEW.status
             USING ERRCODE = 'check_violation';
     END IF;
-    IF OLD.status = 'delivering' AND NEW.status = 'delivering' AND OLD.lease_until > clock_timestamp() THEN
+    IF OLD.status = 'delivering' AND NEW.status = 'delivering'
+       AND OLD.claim_token <> NEW.claim_token AND OLD.lease_until > clock_timestamp() THEN
         RAISE EXCEPTION 'delivery %: its lease runs until %, no other claim may take it over', OLD.id, OLD.lease_until
             USING ERRCODE = 'check_violation';
     END IF;

@@ -246,7 +246,10 @@ class DeadLetter:
 
 
 def claim(conn: psycopg.Connection[Any], requests: Sequence[ClaimRequest]) -> list[Claimed | Refused]:
-    """Claim a group of deliveries; one answer per request, in their order. Asking again with the same token is safe."""
+    """Claim a group of deliveries; one answer per request, in their order. Asking again with the same token is safe.
+
+    `conn` must be in autocommit mode: ending an expired claim locks its event, which may not wait behind the group's rows.
+    """
     params = {
         "id": numbers(r.delivery_id for r in requests),
         "token": numbers(r.token for r in requests),

@@ -97,8 +97,11 @@ _RECORD_RUN: Final = """
 
 #: The latest runs.
 _LAST_RUNS: Final = """
-    SELECT finished_at, extract(epoch FROM clock_timestamp() - finished_at)::float8 AS age_s, duration_s, holder, counts, slice_from
-    FROM reconcile_run ORDER BY id DESC LIMIT %(limit)s
+    SELECT finished_at, extract(epoch FROM clock_timestamp() - finished_at)::float8 AS age_s, duration_s, holder, counts,
+           slice_from
+    FROM reconcile_run
+    ORDER BY id DESC
+    LIMIT %(limit)s
 """
 
 
