@@ -19,6 +19,16 @@ from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
 from tests.servers import OwnPostgres, OwnRedis, with_database
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=1, help="rounds of each crash test (make test-crash: 20)")
+
+
+@pytest.fixture(scope="session")
+def rounds(pytestconfig: pytest.Config) -> int:
+    """How often a crash test repeats itself."""
+    return int(pytestconfig.getoption("--rounds"))
+
+
 @pytest.fixture(scope="session")
 def servers_folder() -> Iterator[Path]:
     """A folder with a short path for the servers of this session."""

@@ -16,6 +16,9 @@ from madeira.store import events as store
 #: Characters of a payload and of an answer that are shown.
 _SHOWN: Final = 300
 
+#: Columns of a table that goes into a file or to another program.
+_WIDTH: Final = 160
+
 _COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
 
 
@@ -67,6 +70,8 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
 
 def _print(event: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
     head = Text.assemble(("event ", "dim"), (one_line(event["event_id"]), "bold"), "  ", _status(event["status"]))
     console.print(head, soft_wrap=True)
     facts = {
@@ -111,13 +116,17 @@ def _attempts(attempts: list[Mapping[str, Any]]) -> Table:
     for a in attempts:
         took = "" if a["duration_s"] is None else f"{a['duration_s']:.3f} s"
         answer = bytes(a["excerpt"] or b"").decode("utf-8", "replace")[:80] or a["reason"] or ""
-        cells = (f"{a['attempt']:>6}", _time(a["started_at"]), took, a["outcome"], a["status_code"] or "", a["error_code"] or "")
+        cells = (f"{a['attempt']:>6}", _clock(a["started_at"]), took, a["outcome"], a["status_code"] or "", a["error_code"] or "")
         table.add_row(*(Text(str(c)) for c in cells), Text(one_line(answer)))
     return table
 
 
 def _status(status: str) -> Text:
     return Text(status, _COLORS.get(status, ""))
+
+
+def _clock(value: datetime) -> str:
+    return value.astimezone().time().isoformat(timespec="milliseconds")
 
 
 def _time(value: datetime | None) -> str | None:

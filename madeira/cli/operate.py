@@ -30,16 +30,18 @@ def reconcile(as_json: bool) -> None:
     values = load()
     settings.require(values, "database_url", "redis_url")
     configure_log(values)
-    # Imported here: the actors are not needed by any other command, and a broker comes with them.
-    from actors.reconcile import run
-    from madeira.broker.queues import Queues
+    # Imported here: no other command needs the actors, and they need a broker to be there first.
+    import dramatiq
 
-    queues = Queues(redis_url=values.redis_url, namespace=values.namespace)
-    try:
-        with database(values) as db:
-            counts = run(queues, db, period_s=values.reconcile_s, force=True)
-    finally:
-        queues.close()
+    from madeira.broker import build
+
+    broker = build(values)
+    dramatiq.set_broker(broker)
+    from actors.reconcile import run
+
+    with database(values) as db:
+        counts = run(broker.wire, db, period_s=values.reconcile_s, force=True)
+    broker.wire.close()
     if as_json:
         print_json({"ran": counts is not None, "differences": dict(counts or {})})
     elif counts is None:

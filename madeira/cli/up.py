@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from shutil import which
 from typing import Final
@@ -193,5 +194,11 @@ def _script(name: str) -> list[str]:
 
 
 def _gunicorn_conf() -> str:
-    checkout = Path(__file__).resolve().parents[2] / "deploy" / "gunicorn.conf.py"
-    return str(checkout)
+    """The one of the checkout, or the one that was installed with the package."""
+    beside = Path(__file__).resolve().parents[2] / "deploy" / "gunicorn.conf.py"
+    if beside.is_file():
+        return str(beside)
+    for file in metadata.files("madeira") or ():
+        if file.name == beside.name:
+            return str(Path(str(file.locate())).resolve())
+    raise SettingsError("the installed package lacks gunicorn.conf.py; install it again")

@@ -1,0 +1,56 @@
+# Everything a newcomer needs: `make run` and `make test`. Both install first, into .venv.
+
+# Unix time at which the person began to wait; the demo says how long it took from here.
+STARTED_AT := $(shell date +%s.%N)
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install run test test-crash lint format bench lock clean
+
+install: $(STAMP)
+
+# Without network or compiler in between: wheels by their hashes, then this folder as it is (changes count at once).
+$(STAMP): requirements.lock setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Madeira needs Python 3.11 or later; name one: make PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv \
+		|| { echo "Python's venv is missing; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "installing into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(STAMP)
+
+run: install
+	@exec $(BIN)/madeira up --demo --started-at $(STARTED_AT)
+
+# ARGS go to pytest: make test ARGS="tests/api -x"
+test: install
+	@$(BIN)/python -m pytest $(ARGS)
+
+# The crash tests at length: twenty rounds each, and they print what they counted.
+test-crash: install
+	@$(BIN)/python -m pytest -m crash --rounds 20 --timeout 3600 -s $(ARGS)
+
+lint: install
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/codespell
+
+format: install
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: install
+	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+# Anew after a change of the dependencies in setup.cfg. Needs uv; for every Python that we support at once.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra dev \
+		--custom-compile-command "make lock" --output-file requirements.lock setup.cfg
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
