@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import falcon
-from prometheus_client import Metric
 
 from madeira import log, settings
 from madeira.api import health, problems
 from madeira.api.auth import Authenticator
 from madeira.api.enqueue import Enqueue
-from madeira.api.events import Cancel, Commits, Event, Events
+from madeira.api.events import Cancel, Event, Events
+from madeira.api.patience import Commits, Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.queues import Queues
 from madeira.records import Accepted, NewEvent, Source
@@ -27,6 +27,9 @@ from madeira.store.group_commit import GroupCommit
 
 #: Seconds that one call of Redis may take at intake: an accepted event must not wait for it.
 REDIS_S: Final = 0.2
+
+#: Seconds that an event may wait for its commit; the answer is 503 after that.
+COMMIT_S: Final = 1.5
 
 #: Connections to Postgres of a process for what is no intake: reads, cancels, probes.
 POOL_MAX: Final = 4
@@ -50,23 +53,22 @@ def create(
     queues: Queues,
     max_body: int,
     admin_token: str,
-    snapshots: Iterable[Callable[[], Metric]] = (),
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
-    `sources` gives the sources as they are at that moment, `commits` commits new events, `max_body` is in bytes, an empty
-    `admin_token` means that there is no administrator, and `snapshots` are the gauges that are read when asked for.
+    `sources` gives the sources as they are at that moment, `commits` commits new events, `max_body` is in bytes, and an empty
+    `admin_token` means that there is no administrator.
     """
     auth = Authenticator(sources=sources, admin_token=admin_token)
     api = falcon.App()
     problems.install(api)
-    api.add_route("/v1/events", Events(auth=auth, commits=commits, max_body=max_body))
+    api.add_route("/v1/events", Events(auth=auth, patience=Patience(commits=commits, wait_s=COMMIT_S), max_body=max_body))
     api.add_route("/v1/events/{event_id}", Event(auth=auth, database=database, queues=queues))
     api.add_route("/v1/events/{event_id}/cancel", Cancel(auth=auth, database=database, queues=queues))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
     api.add_route("/healthz", health.Alive())
     api.add_route("/readyz", health.Ready(database=database, queues=queues))
-    api.add_route("/metrics", health.Numbers(snapshots=snapshots))
+    api.add_route("/metrics", health.Numbers(database=database, queues=queues))
     return api
 
 
@@ -123,7 +125,6 @@ class Application:
             queues=queues,
             max_body=s.max_body,
             admin_token=s.admin_token,
-            snapshots=health.snapshots(database, queues),
         )
 
 

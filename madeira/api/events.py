@@ -8,23 +8,21 @@ whatever does not happen. What is a duplicate is decided by Postgres alone.
 import json
 import time
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import falcon
 
 from madeira import log, metrics
 from madeira.api import problems, reading, strict_json, validation
 from madeira.api.auth import Authenticator, Caller
+from madeira.api.patience import Patience
 from madeira.api.problems import FieldError, Problem
 from madeira.api.strict_json import NotStrictJson
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
 from madeira.errors import BrokerUnavailable, IllegalTransition, StoreUnavailable
-from madeira.records import Accepted, DeliveryRef, NewEvent
+from madeira.records import Accepted, DeliveryRef
 from madeira.store import events as store
 from madeira.store.database import Database
-
-#: Seconds that an intake waits for its commit; the answer is 503 after that.
-COMMIT_S: Final = 1.5
 
 #: Characters of the reason of a cancel.
 MAX_REASON: Final = 500
@@ -46,20 +44,12 @@ _OUTCOMES: Final = {
 _log = log.get(__name__)
 
 
-class Commits(Protocol):
-    """Commits one event together with those of other requests; see `madeira.store.group_commit`."""
-
-    def submit(self, item: NewEvent, timeout_s: float | None) -> Accepted:
-        """Wait until `item` is committed."""
-        ...
-
-
 class Events:
     """``POST /v1/events``."""
 
-    def __init__(self, *, auth: Authenticator, commits: Commits, max_body: int) -> None:
+    def __init__(self, *, auth: Authenticator, patience: Patience, max_body: int) -> None:
         self._auth = auth
-        self._commits = commits
+        self._patience = patience
         self._max_body = max_body
         self._counters: dict[tuple[str, str], Any] = {}
 
@@ -91,7 +81,7 @@ class Events:
         except NotStrictJson as e:
             raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
         event = validation.new_event(document, source=source, raw=raw, environ=environ)
-        accepted = self._commits.submit(event, COMMIT_S)
+        accepted = self._patience.commit(event)
         if accepted.conflict:
             raise Problem(
                 409,

@@ -6,8 +6,8 @@ answer in bounded time, also when a server is frozen and its connections stay op
 """
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import falcon
 import psycopg
@@ -50,45 +50,45 @@ class Ready:
 
 
 class Numbers:
-    """``/metrics``: the sums over the API's processes, and the state of the whole as it is at this moment.
+    """``/metrics``: the sums over the API's processes, and the state of the whole as both stores tell it at this moment.
 
-    `snapshots` are asked one after the other; one that fails is left out.
+    What cannot be told is left out; the page itself never fails.
     """
 
-    def __init__(self, *, snapshots: Iterable[Callable[[], Metric]]) -> None:
-        self._snapshots = tuple(snapshots)
+    def __init__(self, *, database: Database, queues: Queues) -> None:
+        self._database = database
+        self._queues = queues
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Make the page."""
-        families: list[Metric] = []
-        for snapshot in self._snapshots:
-            try:
-                families.append(snapshot())
-            except (BrokerUnavailable, StoreError, psycopg.Error) as e:
-                _log.warning("metrics.snapshot_missing", reason=str(e))
         resp.content_type = metrics.CONTENT_TYPE
-        resp.data = metrics.page(*families)
+        resp.data = metrics.page(*self._from_redis(), *self._from_postgres())
+
+    def _from_redis(self) -> list[Metric]:
+        try:
+            sizes = self._queues.sizes()
+        except BrokerUnavailable as e:
+            _log.warning("metrics.redis_missing", reason=str(e))
+            return []
+        states = ("ready", "delayed", "held")
+        return [metrics.QUEUE_MESSAGES.of({(q, state): getattr(size, state) for q, size in sizes.items() for state in states})]
+
+    def _from_postgres(self) -> list[Metric]:
+        families: list[Metric] = []
+        try:
+            with self._database.connection() as connection:
+                for gauge, count in _GAUGES:
+                    families.append(gauge.of(count(connection)))
+        except (StoreError, psycopg.Error) as e:
+            _log.warning("metrics.postgres_missing", reason=str(e))
+        return families
 
 
-def snapshots(database: Database, queues: Queues) -> tuple[Callable[[], Metric], ...]:
-    """The gauges of the whole, from both stores, each asked when the page is made."""
-
-    def counted(gauge: metrics.Snapshot, count: Callable[[psycopg.Connection[Any]], dict[tuple[str, ...], float]]) -> Metric:
-        with database.connection() as connection:
-            return gauge.of(count(connection))
-
-    return (
-        lambda: _queue_messages(queues),
-        lambda: counted(metrics.QUEUE_OLDEST_AGE, gauges.oldest_ages),
-        lambda: counted(metrics.DELIVERIES_WAITING, gauges.deliveries_waiting),
-        lambda: counted(metrics.DEAD_LETTERS_NOW, gauges.dead_letters),
-    )
-
-
-def _queue_messages(queues: Queues) -> Metric:
-    states = ("ready", "delayed", "held")
-    sizes = queues.sizes()
-    return metrics.QUEUE_MESSAGES.of({(name, state): getattr(size, state) for name, size in sizes.items() for state in states})
+_GAUGES: Final[tuple[tuple[metrics.Snapshot, Callable[[psycopg.Connection[Any]], dict[tuple[str, ...], float]]], ...]] = (
+    (metrics.QUEUE_OLDEST_AGE, gauges.oldest_ages),
+    (metrics.DEAD_LETTERS_NOW, gauges.dead_letters),
+    (metrics.DELIVERIES_WAITING, gauges.deliveries_waiting),
+)
 
 
 def _word(up: bool) -> str:

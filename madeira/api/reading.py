@@ -10,7 +10,7 @@ from typing import Any, Final
 from madeira.api.problems import Problem
 
 #: Seconds without a byte after which a sender is given up.
-STALL_S: Final = 20.0
+STALL_S: Final = 10.0
 
 #: Media type of a request body.
 JSON: Final = "application/json"

@@ -12,9 +12,9 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, Final
 
-from gunicorn import glogging, util
-from gunicorn.http import errors
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn import glogging, util  # type: ignore[import-untyped]
+from gunicorn.http import errors  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log, settings
 from madeira.api import problems

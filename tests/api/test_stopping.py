@@ -1,0 +1,139 @@
+"""A worker that is told to stop answers what has reached it, and refuses what comes later; nobody is reset."""
+
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.api.serving import Api, event, rows, signed, wait_until
+
+
+class SlowPost(threading.Thread):
+    """A client that sends its body in two halves; `outcome` is a status, or what refused it."""
+
+    def __init__(self, api: Api, name: str, second_half: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.api = api
+        self.body = event(name)
+        self.second_half = second_half
+        self.first_half_sent = threading.Event()
+        self.outcome: int | str = "nothing"
+        self.start()
+
+    def run(self) -> None:
+        headers = "".join(f"{k}: {v}\r\n" for k, v in signed(self.body).items())
+        head = f"POST /v1/events HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(self.body)}\r\n\r\n"
+        try:
+            s = socket.create_connection(("127.0.0.1", self.api.port), timeout=30)
+        except OSError:
+            self.outcome = "refused"
+            self.first_half_sent.set()
+            return
+        with s:
+            try:
+                s.sendall(head.encode() + self.body[:10])
+                self.first_half_sent.set()
+                self.second_half.wait(30)
+                s.sendall(self.body[10:])
+                answer = http.client.HTTPResponse(s)
+                answer.begin()
+                self.outcome = answer.status
+            except (OSError, http.client.HTTPException) as e:
+                self.outcome = f"broken: {e!r}"
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGHUP])
+def test_slow_posts_survive_a_stop_or_a_reload(api: Api, sig: signal.Signals) -> None:
+    """Twenty posts whose bodies are half sent at the signal are all answered 202; what comes during it too, or is refused."""
+    second_half = threading.Event()
+    slow = [SlowPost(api, f"slow{n}", second_half) for n in range(20)]
+    for client in slow:
+        assert client.first_half_sent.wait(10)
+    wait_until(lambda: _has_threads_reading(api), "the workers to read")
+    old = api.worker_pids
+    os.kill(api.pid, sig)
+    late: list[SlowPost] = []
+    at_once = threading.Event()
+    at_once.set()
+    for n in range(100):
+        late.append(SlowPost(api, f"late{n}", at_once))
+        time.sleep(0.005)
+    second_half.set()
+    for client in [*slow, *late]:
+        client.join(30)
+    assert [c.outcome for c in slow] == [202] * 20
+    outcomes = {c.outcome for c in late}
+    assert outcomes <= ({202, "refused"} if sig == signal.SIGTERM else {202}), outcomes
+    assert rows(api.env["MADEIRA_DATABASE_URL"]) == 20 + sum(c.outcome == 202 for c in late)
+    if sig == signal.SIGTERM:
+        assert api.wait() == 0
+    else:
+        wait_until(lambda: len(api.worker_pids) == 2 and not set(api.worker_pids) & set(old), "new workers")
+
+
+def _has_threads_reading(api: Api) -> bool:
+    """Whether the workers have taken the twenty connections: none is left in the kernel's queue."""
+    with open("/proc/net/tcp") as table:
+        listening = [line.split() for line in table if f":{api.port:04X} " in line and line.split()[3] == "0A"]
+    return all(int(columns[4].split(":")[1], 16) == 0 for columns in listening)
+
+
+def test_a_stop_without_requests_is_quick(api: Api) -> None:
+    """SIGTERM on an idle API ends it within seconds, with exit code 0."""
+    assert api.post(event("one")).status == 202
+    started = time.monotonic()
+    api.terminate()
+    assert api.wait(10) == 0
+    assert time.monotonic() - started < 8
+
+
+def test_a_sender_that_stalls_is_given_up(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
+    """Half a body and then silence does not keep a thread for ever: 408 after a while."""
+    api = serve(database_url, redis_url).start()
+    never = threading.Event()
+    client = SlowPost(api, "stalled", never)
+    assert client.first_half_sent.wait(10)
+    with socket.create_connection(("127.0.0.1", api.port), timeout=40) as s:
+        body = event("x")
+        headers = "".join(f"{k}: {v}\r\n" for k, v in signed(body).items())
+        s.sendall(f"POST /v1/events HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+        assert s.recv(4096).startswith(b"HTTP/1.1 408 ")
+    never.set()
+    assert rows(database_url) == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"MADEIRA_DATABASE_URL": ""}, "MADEIRA_DATABASE_URL is not set"),
+        ({"MADEIRA_REDIS_URL": "nonsense"}, "MADEIRA_REDIS_URL"),
+        ({"MADEIRA_MAX_BODY": "-1"}, "MADEIRA_MAX_BODY"),
+        ({"MADEIRA_THREAD": "4"}, "did you mean MADEIRA_THREADS"),
+        ({"MADEIRA_CONFIG": "/nowhere.toml"}, "there is no file /nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_with_one_line(
+    serve: Callable[..., Api], database_url: str, redis_url: str, env: dict[str, str], told: str
+) -> None:
+    """A missing or wrong setting is told in one line, and nothing is served."""
+    api = serve(database_url, redis_url, **env)
+    with pytest.raises(AssertionError, match="gunicorn ended"):
+        api.start()
+    assert api.wait() != 0
+    lines = api.log.read_text().strip().splitlines()
+    assert len(lines) == 1
+    assert told in lines[0]
+
+
+def test_a_wrong_configuration_stops_the_start(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
+    """A mistake in the configuration file is told in one line too."""
+    api = serve(database_url, redis_url)
+    api.config.write_text('[[source]]\nname = "x"\nsecret = ["y"]\n')
+    with pytest.raises(AssertionError, match="gunicorn ended"):
+        api.start()
+    assert len(api.log.read_text().strip().splitlines()) == 1
