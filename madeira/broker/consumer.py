@@ -160,7 +160,8 @@ class QueueConsumer(Consumer):
                 self.queue,
                 self.broker.process,
                 room=room,
-                nonce=str(self._calls),
+                # With the queue in it: the tokens of all queues of a process lie in one hand.
+                nonce=f"{self.queue}-{self._calls}",
                 version=self.broker.lanes_version() if self.queue == DELIVER else None,
                 threads=self.broker.budget(self.queue, self.prefetch),
                 in_hand=sum(by_lane.values()),
