@@ -154,6 +154,7 @@ class Receiver:
         self._default: Answer | Script = default or Answer()
         self._tls = tls
         self._host = host
+        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._port = 0
         self._standing: dict[str, Answer | Script] = {}
         self._queued: dict[str, deque[Answer | Script]] = {}
@@ -168,7 +169,8 @@ class Receiver:
         self._connections = 0
         self._protocols: set[_Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket
+        self._welcoming: dict[asyncio.Task[None], socket.socket] = {}
         self._thread: threading.Thread | None = None
 
     # Life
@@ -181,7 +183,7 @@ class Receiver:
         self._thread = threading.Thread(target=self._run, args=(started,), name="receiver", daemon=True)
         self._thread.start()
         started.wait()
-        if self._server is None:
+        if self._loop is None:
             self._thread.join()
             self._thread = None
             raise RuntimeError(f"the receiver cannot listen on {self._host}:{self._port}")
@@ -193,7 +195,7 @@ class Receiver:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._thread = None
+        self._thread = self._loop = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -324,30 +326,47 @@ class Receiver:
     # In the loop's thread
 
     def _run(self, started: threading.Event) -> None:
-        loop = self._loop = asyncio.new_event_loop()
-        self._server = None
+        loop = asyncio.new_event_loop()
         try:
-            self._server = loop.run_until_complete(
-                loop.create_server(
-                    lambda: _Connection(self, loop), self._host, self._port, backlog=1024, reuse_address=True, ssl=self._tls
-                )
-            )
-            self._port = self._server.sockets[0].getsockname()[1]
+            self._listener = socket.create_server((self._host, self._port), family=self._family, backlog=1024)
+            self._listener.setblocking(False)
+            self._port = self._listener.getsockname()[1]
+            self._loop = loop
         except OSError:
+            loop.close()
             return
         finally:
             started.set()
-            if self._server is None:
-                loop.close()
+        accepting = loop.create_task(self._accept(loop, self._listener))
         try:
             loop.run_forever()
         finally:
-            self._server.close()
-            for protocol in list(self._protocols):
-                protocol.abort()
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(self._close_all(accepting))
             loop.close()
+
+    async def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            task = loop.create_task(self._welcome(loop, sock))
+            self._welcoming[task] = sock
+            task.add_done_callback(self._welcoming.pop)
+
+    async def _welcome(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # a failed TLS handshake, too, is one
+            await loop.connect_accepted_socket(lambda: _Connection(self, loop), sock, ssl=self._tls)
+
+    async def _close_all(self, accepting: "asyncio.Task[None]") -> None:
+        socks = list(self._welcoming.values())
+        tasks = [accepting, *self._welcoming]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for protocol in list(self._protocols):
+            protocol.abort()
+        for _ in range(3):  # transports close in the loop's next rounds
+            await asyncio.sleep(0)
+        for sock in [self._listener, *socks]:
+            sock.close()
 
     def _connected(self, protocol: "_Connection") -> int:
         with self._changed:
@@ -422,7 +441,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._call is not None:
             self._end(None)
-        self._receiver._disconnected(self)
+        # asyncio closes the socket right after this call; whoever waits for the close must not be told before.
+        self._loop.call_soon(self._receiver._disconnected, self)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -27,8 +27,9 @@ class Caller:
     """Calls receivers; shared by all threads of a process. Made after a fork.
 
     `max_connections` is how many calls may be under way at once, and how many connections are kept between calls; at least
-    the number of threads that call. `ca_file` (PEM) is trusted besides the usual roots; certificates are always checked.
-    `client_cert` and `client_key` (PEM) are shown to receivers that ask for a client certificate.
+    the number of threads that call: one too many fails at once, as ``platform``. `ca_file` (PEM) is trusted besides the usual
+    roots; certificates are always checked. `client_cert` and `client_key` (PEM) are shown to receivers that ask for a client
+    certificate.
 
     Raises:
         OSError: one of the files cannot be read.
@@ -118,7 +119,7 @@ def _httpx_request(request: OutboundRequest, deadline: Deadline) -> httpx.Reques
     return httpx.Request(
         request.method,
         request.target.httpx_url,
-        headers=request.headers,
+        headers=[(name.encode(), value.encode()) for name, value in request.headers],
         stream=httpx.ByteStream(request.body),
         extensions={TARGET: request.target, DEADLINE: deadline, "timeout": {}},
     )

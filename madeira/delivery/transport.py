@@ -7,8 +7,8 @@ at most as long as what is left of the deadline.
 
 A connection that was kept open may have been closed by the receiver at the very moment of its next use. The request is sent
 again, once and on a new connection, only where it is certain that nobody read it: nothing came back, the receiver had closed
-(FIN), and its kernel then refused our bytes (RST). Any other loss is a failure like others: a receiver that read a request
-and dropped the connection has perhaps acted on it, and is not called twice within one attempt.
+(FIN), and its kernel then refused our bytes (RST). Any other loss is a failure like others, a bare RST too: a receiver that
+read a request and dropped the connection has perhaps acted on it, and is not called twice within one attempt.
 """
 
 import contextlib
@@ -244,16 +244,18 @@ class Pool:
         self._count = 0
         self._closed = False
 
-    def enter(self, deadline: Deadline) -> None:
-        """Wait until there is room for one more call; `leave` follows.
+    def enter(self) -> None:
+        """Take the room of one call; `leave` follows.
+
+        It does not wait: that would use up the time of the receiver.
 
         Raises:
-            CallFailed: ``platform``: closed, or no room until the deadline.
+            CallFailed: ``platform``: closed, or no room.
         """
         if self._closed:
             raise CallFailed(ErrorCode.PLATFORM, "the client is closed")
-        if not self._room.acquire(timeout=max(0.0, deadline.left_s())):
-            raise CallFailed(ErrorCode.PLATFORM, f"all connections of this process were in use for {deadline.total_s:g} s")
+        if not self._room.acquire(blocking=False):
+            raise CallFailed(ErrorCode.PLATFORM, "all connections of this process are in use")
 
     def leave(self) -> None:
         """Make room."""
@@ -346,15 +348,16 @@ class Transport(httpx.BaseTransport):
         """
         target: Target = request.extensions[TARGET]
         deadline: Deadline = request.extensions[DEADLINE]
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw]
         assert isinstance(request.stream, httpx.SyncByteStream)
-        data = wire.request_bytes(request.method, target.path, target.authority, headers, b"".join(request.stream))
-        self._pool.enter(deadline)
+        body = b"".join(request.stream)
+        data = wire.request_bytes(request.method, target.path, target.authority, request.headers.raw, body)
+        self._pool.enter()
         try:
             reply = self._call(request.method, data, target, deadline)
         finally:
             self._pool.leave()
-        return Response(reply.status, headers=reply.headers, stream=httpx.ByteStream(reply.body), extensions={REPLY: reply})
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+        return Response(reply.status, headers=headers, stream=httpx.ByteStream(reply.body), extensions={REPLY: reply})
 
     def close(self) -> None:
         """Close the connections that are kept."""

@@ -59,20 +59,20 @@ class Reply:
     reusable: bool
 
 
-def request_bytes(method: str, path: str, authority: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
+def request_bytes(method: str, path: str, authority: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole request as it goes on the wire.
 
     Raises:
         CallFailed: ``platform``, when something in it holds a line break: it is never sent split.
     """
-    lines = [f"{method} {path} HTTP/1.1\r\nHost: {authority}"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
-    head = "\r\n".join(lines)
+    lines = [f"{method} {path} HTTP/1.1\r\nHost: {authority}".encode()]
+    lines += [b"%b: %b" % header for header in headers]
+    lines.append(b"Content-Length: %d\r\n\r\n" % len(body))
+    head = b"\r\n".join(lines)
     expected = len(lines) + 2
-    if head.count("\n") != expected or head.count("\r") != expected:
+    if head.count(b"\n") != expected or head.count(b"\r") != expected:
         raise CallFailed(ErrorCode.PLATFORM, "a header of the request holds a line break")
-    return head.encode() + body
+    return head + body
 
 
 def read_reply(receive: Receive, *, method: str) -> Reply:
