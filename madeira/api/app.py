@@ -16,7 +16,7 @@ from madeira.api import health, problems
 from madeira.api.auth import Authenticator
 from madeira.api.enqueue import Enqueue
 from madeira.api.events import Cancel, Event, Events
-from madeira.api.patience import Commits, Patience
+from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.queues import Queues
 from madeira.records import Accepted, NewEvent, Source
@@ -29,7 +29,10 @@ from madeira.store.group_commit import GroupCommit
 REDIS_S: Final = 0.2
 
 #: Seconds that an event may wait for its commit; the answer is 503 after that.
-COMMIT_S: Final = 1.5
+COMMIT_S: Final = 1.2
+
+#: The same for an event that tries alone, after others have waited in vain.
+TRY_S: Final = 0.5
 
 #: Connections to Postgres of a process for what is no intake: reads, cancels, probes.
 POOL_MAX: Final = 4
@@ -48,7 +51,7 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 def create(
     *,
     sources: Callable[[], Mapping[str, Source]],
-    commits: Commits,
+    patience: Patience,
     database: Database,
     queues: Queues,
     max_body: int,
@@ -56,13 +59,13 @@ def create(
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
-    `sources` gives the sources as they are at that moment, `commits` commits new events, `max_body` is in bytes, and an empty
-    `admin_token` means that there is no administrator.
+    `sources` gives the sources as they are at that moment, `patience` waits for the commits of new events, `max_body` is
+    in bytes, and an empty `admin_token` means that there is no administrator.
     """
     auth = Authenticator(sources=sources, admin_token=admin_token)
     api = falcon.App()
     problems.install(api)
-    api.add_route("/v1/events", Events(auth=auth, patience=Patience(commits=commits, wait_s=COMMIT_S), max_body=max_body))
+    api.add_route("/v1/events", Events(auth=auth, patience=patience, max_body=max_body))
     api.add_route("/v1/events/{event_id}", Event(auth=auth, database=database, queues=queues))
     api.add_route("/v1/events/{event_id}/cancel", Cancel(auth=auth, database=database, queues=queues))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
@@ -111,8 +114,9 @@ class Application:
         database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
         database.open()
         self._parts.callback(database.close)
+        enqueue = Enqueue(queues=queues)
         commits: GroupCommit[NewEvent, Accepted] = GroupCommit(
-            name="intake", database=database, run=store.insert, after=Enqueue(queues=queues), rerun_unknown=False
+            name="intake", database=database, run=store.insert, after=enqueue, rerun_unknown=False
         )
         commits.start()
         self._parts.callback(commits.stop, STOP_S)
@@ -120,7 +124,7 @@ class Application:
             _log.warning("api.no_sources", remedy="name sources in the file of MADEIRA_CONFIG; until then every event is refused")
         return create(
             sources=lambda: rules.current.sources,
-            commits=commits,
+            patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             database=database,
             queues=queues,
             max_body=s.max_body,

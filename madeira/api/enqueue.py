@@ -33,10 +33,13 @@ class Enqueue:
         self._clock = clock
         self._not_before = float("-inf")
         self._skipped = 0
+        #: When a group was committed last, by `clock`.
+        self.last_commit = float("-inf")
 
     def __call__(self, _events: Sequence[NewEvent], accepted: Sequence[Accepted]) -> None:
         """Queue `accepted`, unless Redis failed a moment ago."""
-        if self._clock() < self._not_before:
+        self.last_commit = self._clock()
+        if self.last_commit < self._not_before:
             self._skipped += len(accepted)
             return
         try:

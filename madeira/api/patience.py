@@ -1,12 +1,14 @@
 """How long intake waits for its commit, and for whom.
 
 Each request may wait a bounded time. A frozen Postgres would still let requests pile up behind the threads that wait, each
-later one answered later: so once a wait was in vain only one request at a time tries, and the others are told at once that
-the store is away. A lost connection is no such case: it fails quickly, and the next request connects anew.
+later one answered later: so after a wait in vain only one request at a time tries, and for a shorter time, since it may have
+stood in line before; the others are told at once that the store is away. The next commit, whoever waited for it, ends this.
+A lost connection is no such case: it fails quickly, and the next request connects anew.
 """
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from madeira.errors import StoreUnavailable
@@ -22,12 +24,18 @@ class Commits(Protocol):
 
 
 class Patience:
-    """Waits for commits, at most `wait_s` seconds for each, and for one at a time after a wait in vain."""
+    """Waits for commits.
 
-    def __init__(self, *, commits: Commits, wait_s: float) -> None:
+    `wait_s` is how long a request waits, `try_s` how long one that tries alone does, `last_commit` tells when this process
+    committed last, in monotonic seconds.
+    """
+
+    def __init__(self, *, commits: Commits, last_commit: Callable[[], float], wait_s: float, try_s: float) -> None:
         self._commits = commits
+        self._last_commit = last_commit
         self._wait_s = wait_s
-        self._in_vain = False
+        self._try_s = try_s
+        self._last_vain = float("-inf")
         self._trying = threading.Lock()
 
     def commit(self, event: NewEvent) -> Accepted:
@@ -36,21 +44,21 @@ class Patience:
         Raises:
             StoreUnavailable: not in time, or nobody knows whether it was.
         """
-        if not self._in_vain:
-            return self._wait(event)
+        if self._last_vain <= self._last_commit():
+            return self._wait(event, self._wait_s)
         if not self._trying.acquire(blocking=False):
             raise StoreUnavailable("Postgres does not answer; another request is trying")
         try:
-            return self._wait(event)
+            return self._wait(event, self._try_s)
         finally:
             self._trying.release()
 
-    def _wait(self, event: NewEvent) -> Accepted:
+    def _wait(self, event: NewEvent, limit_s: float) -> Accepted:
         started = time.monotonic()
         try:
-            accepted = self._commits.submit(event, self._wait_s)
+            return self._commits.submit(event, limit_s)
         except StoreUnavailable:
-            self._in_vain = self._in_vain or time.monotonic() - started >= self._wait_s
+            now = time.monotonic()
+            if now - started >= limit_s:
+                self._last_vain = now
             raise
-        self._in_vain = False
-        return accepted
