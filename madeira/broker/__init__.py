@@ -9,6 +9,7 @@ from dramatiq.middleware import AgeLimit, Callbacks, CurrentMessage, Middleware,
 from periodiq import PeriodiqMiddleware
 
 from madeira import log, metrics
+from madeira.broker import exposition
 from madeira.broker.broker import MadeiraBroker
 from madeira.broker.hands import START_WITHIN_S, Hand
 from madeira.broker.pulse import Due, Pulse
@@ -121,7 +122,7 @@ def _middleware(broker: MadeiraBroker, tools: Tools) -> list[Middleware]:
 
     return [
         # Opens first and closes last, since everything else uses what it opens.
-        Lifespan(start=tools.open, stop_fetching=broker.stop_fetching, stop=tools.close),
+        Lifespan(start=tools.open, stop_fetching=broker.stop_fetching, stop=tools.close, beside=[exposition.serve]),
         # Before whatever may log about a message.
         Tracing(bind=log.bind),
         # Before whatever may refuse a message, so that refusals are counted.
