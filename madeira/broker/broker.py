@@ -10,8 +10,8 @@ effect, and the whole queue can be rebuilt. Every other message is an ordinary D
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from queue import Empty
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 
 from madeira.broker.consumer import QueueConsumer
-from madeira.broker.hands import Hands
+from madeira.broker.hands import Hand, Hands
 from madeira.broker.queues import KEYED, Beat, Ensure, LaneLookup, Queues
 from madeira.errors import BrokerUnavailable
 from madeira.log import get
@@ -67,6 +67,15 @@ class Gate:
             return False
         finally:
             self._lock.release()
+
+
+@contextmanager
+def _as_dramatiq() -> Iterator[None]:
+    """Turns our error into the one that Dramatiq and its users handle."""
+    try:
+        yield
+    except BrokerUnavailable as e:
+        raise ConnectionClosed(e) from None
 
 
 class MadeiraBroker(RedisBroker):
@@ -127,30 +136,31 @@ class MadeiraBroker(RedisBroker):
         """Enqueue a message; `delay` is in milliseconds.
 
         A message that this process has in hand is not enqueued a second time: the delay is noted, and the
-        acknowledgement carries it out in one step. For a keyed actor, enqueueing makes sure that the key is queued.
+        acknowledgement carries it out in one step. (What an actor sends to other queues, or a second time, with its own
+        message's options is a new message.) For a keyed actor, enqueueing makes sure that the key is queued.
 
         Raises:
             dramatiq.errors.ConnectionClosed: Redis is away.
         """
         self.emit_before("enqueue", message, delay)
+        delay_s = (delay or 0) / 1000
         hand = self.hands.get(message.options.get("redis_message_id"))
-        if hand is not None:
-            hand.decide_rest((delay or 0) / 1000, b"" if hand.keyed else message.encode())
-        else:
-            message = self._send(message, (delay or 0) / 1000)
+        if hand is None or hand.queue != message.queue_name or not self._put_off(hand, message, delay_s):
+            message = self._send(message, delay_s)
         self.emit_after("enqueue", message, delay)
         return message
 
+    def _put_off(self, hand: Hand, message: Message[Any], delay_s: float) -> bool:
+        return hand.decide_rest(delay_s, b"" if hand.keyed else message.encode())
+
+    @_as_dramatiq()
     def _send(self, message: Message[Any], delay_s: float) -> Message[Any]:
-        try:
-            if message.queue_name in KEYED:
-                self.wire.ensure([Ensure(message.queue_name, key, delay_s) for key in keys_of(message)])
-                return message
-            message = message.copy(options={"redis_message_id": message.message_id + "." + str(time.time_ns())})
-            self.wire.enqueue(message.queue_name, message.options["redis_message_id"], message.encode(), delay_s)
+        if message.queue_name in KEYED:
+            self.wire.ensure([Ensure(message.queue_name, key, delay_s) for key in keys_of(message)])
             return message
-        except BrokerUnavailable as e:
-            raise ConnectionClosed(e) from None
+        message = message.copy(options={"redis_message_id": message.message_id + "." + str(time.time_ns())})
+        self.wire.enqueue(message.queue_name, message.options["redis_message_id"], message.encode(), delay_s)
+        return message
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """A consumer of a queue; `timeout` (ms) bounds how long it waits before it returns None."""
@@ -161,11 +171,13 @@ class MadeiraBroker(RedisBroker):
         self.consumers[queue_name] = consumer
         return consumer
 
+    @_as_dramatiq()
     def do_qsize(self, queue_name: str) -> int:
         """Messages of a queue that are not done: `join` waits for none."""
         size = self.wire.sizes([queue_name])[queue_name]
         return size.ready + size.delayed + size.held
 
+    @_as_dramatiq()
     def flush(self, queue_name: str) -> None:
         """Drop all messages of a queue."""
         self.wire.flush(queue_name)

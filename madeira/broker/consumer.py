@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq import Message
 from dramatiq.broker import Consumer, MessageProxy
+from dramatiq.errors import DecodeError
 
 from madeira.broker.hands import Hand, InHand
 from madeira.broker.queues import DELIVER, KEYED, Ensure, Finish, Grant
@@ -60,6 +61,8 @@ class QueueConsumer(Consumer):
     def __next__(self) -> MessageProxy | None:
         if not self._ready:
             wait_s = self._turn()
+            if self.broker.stopping:
+                self._give_back()
             if not self._ready and wait_s > 0:
                 self._wait(wait_s)
         return self._ready.popleft() if self._ready else None
@@ -82,9 +85,7 @@ class QueueConsumer(Consumer):
 
     def close(self) -> None:
         """Send what is finished; what cannot be sent is taken over by others when its markers run out."""
-        for message in list(self._ready):
-            self.requeue([message])
-        self._ready.clear()
+        self._give_back()
         with self.lock:
             try:
                 self._call(room=0, leaving=True)
@@ -107,6 +108,11 @@ class QueueConsumer(Consumer):
             self._wakeup.notify()
 
     # -- own ----------------------------------------------------------------------------------------------------
+
+    def _give_back(self) -> None:
+        """Give back what was fetched and not passed on."""
+        self.requeue(self._ready)
+        self._ready.clear()
 
     def _finish(self, message: MessageProxy, *, failed: bool) -> None:
         hand = self.broker.hands.pop(message.options.get("redis_message_id"))
@@ -194,7 +200,7 @@ class QueueConsumer(Consumer):
     def _take(self, grants: Sequence[Grant], asked: float) -> None:
         if not self.keyed:
             for grant in grants:
-                self._receive([grant], asked, MessageProxy(Message.decode(grant.body)))
+                self._take_ordinary(grant, asked)
             return
         batch: list[Grant] = []
         for grant in grants:
@@ -205,6 +211,16 @@ class QueueConsumer(Consumer):
                 batch.append(grant)
         for start in range(0, len(batch), BATCH):
             self._receive(batch[start : start + BATCH], asked)
+
+    def _take_ordinary(self, grant: Grant, asked: float) -> None:
+        """Take a message with a body; one that is none of this queue's is rejected, or it would come back for ever."""
+        message = _decoded(grant.body)
+        if message is not None and message.queue_name == self.queue:
+            self._receive([grant], asked, MessageProxy(message))
+            return
+        log.error("message.rejected", queue=self.queue, key=grant.key, of=message and message.queue_name)
+        with self._wakeup:
+            self._finishes.append(Finish(grant.key, grant.token, "x"))
 
     def _receive(self, grants: Sequence[Grant], asked: float, message: MessageProxy | None = None) -> None:
         if message is None:
@@ -219,6 +235,13 @@ class QueueConsumer(Consumer):
         message.options["redis_message_id"] = grants[0].key if not self.keyed else grants[0].token
         self.broker.hands.add(message.options["redis_message_id"], hand)
         self._ready.append(message)
+
+
+def _decoded(body: bytes) -> Message[Any] | None:
+    try:
+        return Message.decode(body)
+    except DecodeError:
+        return None
 
 
 def _message_for(queue: str, grants: Sequence[Grant]) -> MessageProxy:

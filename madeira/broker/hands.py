@@ -85,11 +85,12 @@ class Hand:
             held = self.grants[k]
             held.kind, held.due = kind, time.monotonic() + delay_s
 
-    def decide_rest(self, delay_s: float, body: bytes = b"") -> None:
-        """Note a delay for whatever nothing was said of yet."""
-        for held in self.grants.values():
-            if held.kind is None:
-                held.kind, held.due, held.body = "d", time.monotonic() + delay_s, body
+    def decide_rest(self, delay_s: float, body: bytes = b"") -> bool:
+        """Note a delay for whatever nothing was said of yet; False when there was nothing to be said any more."""
+        rest = [held for held in self.grants.values() if held.kind is None]
+        for held in rest:
+            held.kind, held.due, held.body = "d", time.monotonic() + delay_s, body
+        return bool(rest)
 
     def finishes(self, *, failed: bool) -> list[Finish]:
         """What the acknowledgement carries out."""

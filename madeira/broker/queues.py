@@ -275,7 +275,11 @@ class Queues:
         follow: Sequence[Ensure],
     ) -> Turn:
         """One turn of a consumer; see ``scripts/turn.lua``."""
-        args: list[Any] = [queue, process, room, nonce, "" if version is None else version, threads, in_hand, _ms(lease_s)]
+        if version is None:
+            settings: str | int = "" if queue in KEYED else "-"
+        else:
+            settings = version
+        args: list[Any] = [queue, process, room, nonce, settings, threads, in_hand, _ms(lease_s)]
         args.append(len(by_lane))
         for lane, n in by_lane.items():
             args += (lane, n)

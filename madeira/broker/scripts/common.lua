@@ -15,7 +15,7 @@
 --   <queue>:stumbles, :losses   hash  key -> times in a row it was given up without a verdict / its holder was gone
 --   <queue>:msgs, :XQ, :XQ.msgs the bodies of ordinary messages, and those that were rejected
 --   lane:<lane>:cfg             hash  gap (ms between two grants, 0: none), credit (ms), cap, lease (ms), version
---   lane:<lane>:tat             string  time of the next token (ms)
+--   lane:<lane>:tat             string  time of the next token (ms), and the grant that took the last one
 --   lane:<lane>:places          zset  token -> until (ms)
 --
 -- A key is in exactly one of delayed, a lane, held. Times are Redis' own, in ms with a fraction.
@@ -126,11 +126,28 @@ local function free_place(queue, lane, token)
   end
 end
 
--- Gives a rate token back that was not used.
-local function refund(lane)
-  local gap = tonumber(redis.call('HGET', pace_key(lane, 'cfg'), 'gap') or '0') or 0
-  local tat = tonumber(redis.call('GET', pace_key(lane, 'tat')) or '')
-  if gap > 0 and tat then redis.call('SET', pace_key(lane, 'tat'), ms(tat - gap), 'PX', 86400000) end
+-- The time of a lane's next token, and the grant that took the last one.
+local function read_tat(lane)
+  local tat, last = string.match(redis.call('GET', pace_key(lane, 'tat')) or '', '^(%S+) ?(%S*)$')
+  return tonumber(tat or ''), last
+end
+
+local function write_tat(lane, tat, last)
+  redis.call('SET', pace_key(lane, 'tat'), ms(tat) .. ' ' .. (last or ''), 'PX', 86400000)
+end
+
+-- Gives a rate token back that was not used. When other grants were made since, only as far as no two of them come
+-- closer than the pace allows: a place in time that has passed cannot be given back.
+local function refund(lane, token)
+  local cfg = redis.call('HMGET', pace_key(lane, 'cfg'), 'gap', 'credit')
+  local gap, credit = tonumber(cfg[1] or '0') or 0, tonumber(cfg[2] or '0') or 0
+  local tat, last = read_tat(lane)
+  if gap <= 0 or not tat then return end
+  if last == token then
+    write_tat(lane, tat - gap)
+  else
+    write_tat(lane, math.max(tat - gap, math.min(tat, now + gap - credit)), last)
+  end
 end
 
 -- A key without a verdict comes back after 5 s, doubling to 5 min.

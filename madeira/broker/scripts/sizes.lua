@@ -5,9 +5,10 @@
 
 local answer = {}
 for i = 1, #ARGV do
-  local queue, ready = ARGV[i], 0
+  local queue = ARGV[i]
+  local ready = redis.call('ZCARD', lane_key(queue, '-'))
   for _, lane in ipairs(redis.call('ZRANGE', at(queue, 'active'), 0, -1)) do
-    ready = ready + redis.call('ZCARD', lane_key(queue, lane))
+    if lane ~= '-' then ready = ready + redis.call('ZCARD', lane_key(queue, lane)) end
   end
   answer[i] = {ready, redis.call('ZCARD', at(queue, 'delayed')), redis.call('HLEN', at(queue, 'held')),
                redis.call('ZCARD', at(queue, 'XQ'))}

@@ -1,7 +1,8 @@
 -- One turn of a consumer: what it has finished, what must follow, and what it may do next. One call for all three.
 --
 -- ARGV  1 queue   2 process   3 room: grants wanted   4 nonce: unique per call of this process
---       5 version of the lane settings that the caller knows ('' : the queue has no lanes, only order)
+--       5 version of the lane settings that the caller knows ('' : the queue has no lanes, only order; '-' : nor keys,
+--         but ordinary messages with bodies, which need no epoch)
 --       6 threads that this queue may use in the process   7 grants in its hands now
 --       8 lease (ms) of a grant in a queue without lanes; lanes bring their own
 --       9 n, then n pairs lane, grants of it in the process's hands (after the finishes below)
@@ -15,12 +16,29 @@
 local queue, process, room, nonce = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local version, threads, in_hand = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local plain_lease = tonumber(ARGV[8])
-local paced = version ~= ''
+local keyed = version ~= '-'
+local paced = keyed and version ~= ''
 local held_here = {}
 local i = 10
 for _ = 1, tonumber(ARGV[9]) do
   held_here[ARGV[i]] = tonumber(ARGV[i + 1])
   i = i + 2
+end
+
+-- How long a rejected message is kept (ms).
+local KEEP = 7 * 86400000
+
+local function reject(key)
+  local rejected, bodies = at(queue, 'XQ'), at(queue, 'XQ.msgs')
+  for _, old in ipairs(redis.call('ZRANGEBYSCORE', rejected, '-inf', ms(now - KEEP), 'LIMIT', 0, 100)) do
+    redis.call('ZREM', rejected, old)
+    redis.call('HDEL', bodies, old)
+  end
+  local stored = redis.call('HGET', at(queue, 'msgs'), key)
+  if stored then
+    redis.call('ZADD', rejected, ms(now), key)
+    redis.call('HSET', bodies, key, stored)
+  end
 end
 
 local function finish(key, token, kind, delay, body, unused)
@@ -29,27 +47,25 @@ local function finish(key, token, kind, delay, body, unused)
   local held = read_held(queue, key)
   if not held or held.token ~= token then
     -- Somebody else's now, or put back meanwhile. What must not get lost is a key that is nowhere.
-    if not held and kind ~= 'f' and kind ~= 'x' then ensure(queue, key, now + delay) end
+    if not held and kind ~= 'f' and kind ~= 'x' then
+      if body ~= '' then redis.call('HSET', at(queue, 'msgs'), key, body) end
+      ensure(queue, key, now + delay)
+    end
     return
   end
   redis.call('HDEL', at(queue, 'held'), key)
-  if paced and (unused or kind == 'b') then refund(lane) end
+  if paced and (unused or kind == 'b') then refund(lane, token) end
   if kind == 'f' or kind == 'x' then
     drop_counts(queue, key)
     if held.note then
       put(queue, key, held.note)
       return
     end
-    if kind == 'x' then
-      local stored = redis.call('HGET', at(queue, 'msgs'), key)
-      if stored then
-        redis.call('ZADD', at(queue, 'XQ'), ms(now), key)
-        redis.call('HSET', at(queue, 'XQ.msgs'), key, stored)
-      end
-    end
-    if not paced then redis.call('HDEL', at(queue, 'msgs'), key) end
+    if kind == 'x' then reject(key) end
+    if not keyed then redis.call('HDEL', at(queue, 'msgs'), key) end
   elseif kind == 'd' then
-    drop_counts(queue, key)
+    -- A claim that was refused says nothing about those before it.
+    if not unused then drop_counts(queue, key) end
     if body ~= '' then redis.call('HSET', at(queue, 'msgs'), key, body) end
     local due = now + delay
     if held.note and held.note < due then due = held.note end
@@ -78,7 +94,7 @@ if room <= 0 then
   redis.call('SREM', at(queue, 'idle'), process)
   return {1, '-1', {}, {}}
 end
-if redis.call('EXISTS', P .. 'epoch') == 0 then return {0, '-1', {}, {}} end
+if keyed and redis.call('EXISTS', P .. 'epoch') == 0 then return {0, '-1', {}, {}} end
 
 -- What has come due goes into its lane.
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', at(queue, 'delayed'), '-inf', ms(now), 'LIMIT', 0, 500)) do
@@ -87,6 +103,8 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', at(queue, 'delayed'), '-inf', m
 end
 
 local active = at(queue, 'active')
+-- A queue without lanes has one line, and finds it without the index.
+if not paced and redis.call('EXISTS', lane_key(queue, '-')) == 1 then redis.call('ZADD', active, 'NX', ms(now), '-') end
 local grants, missing, lanes = {}, {}, {}
 local served = 0
 
@@ -109,7 +127,8 @@ local function open_lane(name)
   redis.call('ZREMRANGEBYSCORE', lane.places, ms(now + 4 * lane.lease), '+inf')
   lane.taken = redis.call('ZCARD', lane.places)
   if lane.gap > 0 then
-    lane.tat = tonumber(redis.call('GET', pace_key(name, 'tat')) or '') or now
+    lane.tat, lane.last = read_tat(name)
+    lane.tat = lane.tat or now
     -- A token time further ahead than one gap is not ours: the clock jumped, or the rate was raised.
     if lane.tat > now + lane.gap then lane.tat, lane.paid = now + lane.gap, true end
   end
@@ -128,8 +147,11 @@ local function pop(lane)
     local first = redis.call('ZPOPMIN', lane.line)
     local key = first[1]
     if not key then return nil end
-    -- A copy put here by hand while the key is in somebody's hands has no effect.
-    if redis.call('HEXISTS', at(queue, 'held'), key) == 0 then return key end
+    -- A copy put here by hand while the key is in somebody's hands has no effect, nor has a message without its body.
+    if redis.call('HEXISTS', at(queue, 'held'), key) == 0 then
+      local body = keyed and '' or redis.call('HGET', at(queue, 'msgs'), key)
+      if body then return key, body end
+    end
   end
 end
 
@@ -138,13 +160,8 @@ local function grant(lane)
   if lane.taken and lane.taken >= lane.cap then lane.closed = 'cap' return end
   if lane.tat and lane.tat > now then lane.closed = 'rate' return end
   if not room_for(lane) then lane.closed = 'room' return end
-  local key = pop(lane)
+  local key, body = pop(lane)
   if not key then lane.closed = 'empty' return end
-  local body = ''
-  if not paced and not string.match(key, '^%d+$') then
-    body = redis.call('HGET', at(queue, 'msgs'), key)
-    if not body then return end
-  end
   served, lane.served = served + 1, true
   local token = process .. '#' .. nonce .. '.' .. served
   write_held(queue, key, {token = token, process = process, till = now + lane.lease})
@@ -153,7 +170,7 @@ local function grant(lane)
     lane.taken = lane.taken + 1
     if lane.tat then
       lane.tat = math.max(lane.tat, now - lane.credit) + lane.gap
-      lane.paid = true
+      lane.paid, lane.last = true, token
     end
   end
   lane.here, in_hand = lane.here + 1, in_hand + 1
@@ -179,7 +196,7 @@ end
 -- When each lane that was looked at has its next chance.
 local open = false
 for _, lane in ipairs(lanes) do
-  if lane.paid then redis.call('SET', pace_key(lane.name, 'tat'), ms(lane.tat), 'PX', 86400000) end
+  if lane.paid then write_tat(lane.name, lane.tat, lane.last) end
   if redis.call('EXISTS', lane.line) == 0 then
     redis.call('ZREM', active, lane.name)
   elseif lane.closed == 'unset' then
