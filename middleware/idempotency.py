@@ -2,7 +2,7 @@
 
 A message of a keyed actor is the name of a row; the right to work on it is the grant that came with its hand-out. A
 copy without a grant (put there by hand, or left over from before it was finished) is not run: the work is queued
-already, or done.
+already, or done. A question that fails counts as "no": Dramatiq would swallow its error and run the message.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,13 @@ class Idempotency(Middleware):
         self._has_grant = has_grant
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:  # noqa: D102
-        if self._is_keyed(message.queue_name) and not self._has_grant(message):
+        if not self._may_run(message):
             log.warning("grant.missing", actor=message.actor_name, args=list[Any](message.args))
             raise SkipMessage("no grant")
+
+    def _may_run(self, message: MessageProxy) -> bool:
+        try:
+            return not self._is_keyed(message.queue_name) or self._has_grant(message)
+        except Exception:
+            log.exception("grant.unknown", actor=message.actor_name)
+            return False

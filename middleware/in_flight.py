@@ -2,7 +2,8 @@
 
 The marker is set in Redis when a key is handed out and runs out by itself, after which another worker may take the key
 over. A process that was stopped (a pause of the machine, SIGSTOP) wakes up with messages in memory whose markers are
-gone: it gives them back instead of calling.
+gone: it gives them back instead of calling. A question that fails counts as "run out": Dramatiq would swallow its error
+and run the message.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,18 @@ class InFlight(Middleware):
         self._give_back = give_back
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:  # noqa: D102
-        if not self._is_live(message):
+        if self._may_run(message):
+            return
+        log.warning("grant.expired", actor=message.actor_name)
+        try:
             self._give_back(message)
-            log.warning("grant.expired", actor=message.actor_name)
-            raise SkipMessage("the marker has run out")
+        except Exception:
+            log.exception("grant.not_given_back", remedy="it comes back by itself, without a verdict")
+        raise SkipMessage("the marker has run out")
+
+    def _may_run(self, message: MessageProxy) -> bool:
+        try:
+            return self._is_live(message)
+        except Exception:
+            log.exception("grant.unknown", actor=message.actor_name)
+            return False

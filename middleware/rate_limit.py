@@ -2,7 +2,8 @@
 
 The pace is kept where grants are handed out. A grant that then lies in a busy process's memory would start late and
 next to the ones after it, and so break the pace at the receiver, while another process could have started it in time.
-Such a grant is given back with its rate token.
+Such a grant is given back with its rate token. A question that fails counts as "too late": Dramatiq would swallow its
+error and run the message.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,18 @@ class RateLimit(Middleware):
         self._give_back = give_back
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:  # noqa: D102
-        if self._is_stale(message):
+        if self._may_run(message):
+            return
+        log.info("grant.stale", actor=message.actor_name)
+        try:
             self._give_back(message)
-            log.info("grant.stale", actor=message.actor_name)
-            raise SkipMessage("not started in time")
+        except Exception:
+            log.exception("grant.not_given_back", remedy="it comes back by itself, without a verdict")
+        raise SkipMessage("not started in time")
+
+    def _may_run(self, message: MessageProxy) -> bool:
+        try:
+            return not self._is_stale(message)
+        except Exception:
+            log.exception("grant.unknown", actor=message.actor_name)
+            return False

@@ -10,7 +10,7 @@ from periodiq import PeriodiqMiddleware
 
 from madeira import log, metrics
 from madeira.broker import exposition
-from madeira.broker.broker import MadeiraBroker
+from madeira.broker.broker import MadeiraBroker, keys_of
 from madeira.broker.hands import START_WITHIN_S, Hand
 from madeira.broker.pulse import Due, Pulse
 from madeira.broker.queues import DELIVER, KEYED, Queues, connect
@@ -107,6 +107,10 @@ def _middleware(broker: MadeiraBroker, tools: Tools) -> list[Middleware]:
     def is_keyed(queue: str) -> bool:
         return queue in KEYED
 
+    def has_grant(message: MessageProxy) -> bool:
+        held = hand(message)
+        return held is not None and held.queue == message.queue_name and set(keys_of(message)) <= set(held.keys)
+
     def give_back(message: MessageProxy) -> None:
         held = hand(message)
         if held is not None:
@@ -127,8 +131,9 @@ def _middleware(broker: MadeiraBroker, tools: Tools) -> list[Middleware]:
         Tracing(bind=log.bind),
         # Before whatever may refuse a message, so that refusals are counted.
         Measure(observe=_observe),
-        # Three questions in this order: is it ours, is it still ours, is it still its turn?
-        Idempotency(is_keyed=is_keyed, has_grant=lambda message: hand(message) is not None),
+        # Three questions in this order: is it ours, is it still ours, is it still its turn? None of them asks Redis: what
+        # it granted is in hand.
+        Idempotency(is_keyed=is_keyed, has_grant=has_grant),
         InFlight(is_live=is_live, give_back=give_back),
         RateLimit(is_stale=is_stale, give_back=give_back),
         # Dramatiq's own, for ordinary messages. Deliveries have a deadline of their own and no time limit.

@@ -247,7 +247,7 @@ def drain(worker: Worker) -> Iterable[MessageProxy]:
         yield item.message
 
 
-def keys_of(message: Message[Any]) -> list[str]:
+def keys_of(message: Message[Any] | MessageProxy) -> list[str]:
     """The keys that a message of a keyed actor names."""
     if message.queue_name == "deliver":
         delivery_id, seq, lane = message.args
