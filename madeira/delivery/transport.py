@@ -68,7 +68,7 @@ class Deadline:
 class Connection:
     """One connection to a receiver; used by one thread at a time."""
 
-    __slots__ = ("_poller", "_refused", "_socket", "deadline", "idle_since", "origin", "received", "reused", "where")
+    __slots__ = ("_poller", "_refused", "_socket", "deadline", "idle_since", "origin", "received", "reused", "sent", "where")
 
     def __init__(self, sock: socket.socket, origin: Origin, where: str) -> None:
         self._socket = sock
@@ -82,6 +82,8 @@ class Connection:
         self.idle_since = 0.0
         #: Whether it carried a call before this one.
         self.reused = False
+        #: Whether this call's request went out whole.
+        self.sent = False
         #: Whether any byte of this call's answer came.
         self.received = False
 
@@ -97,18 +99,19 @@ class Connection:
     def begin(self, deadline: Deadline) -> None:
         """Start a call on it."""
         self.deadline = deadline
-        self.received = False
+        self.sent = self.received = False
 
-    def wait(self, events: int, deadline: Deadline) -> bool:
-        """Wait for the socket; False when the deadline has passed first."""
+    def wait(self, events: int, deadline: Deadline) -> int:
+        """Wait for the socket; what happened, as of `select.poll`, or 0 when the deadline has passed first."""
         left = deadline.left_s()
         if left <= 0:
-            return False
-        if events == select.POLLIN:
-            return bool(self._poller.poll(left * 1000))
-        poller = select.poll()
-        poller.register(self._socket, events)
-        return bool(poller.poll(left * 1000))
+            return 0
+        poller = self._poller
+        if events != select.POLLIN:
+            poller = select.poll()
+            poller.register(self._socket, events)
+        found = poller.poll(left * 1000)
+        return found[0][1] if found else 0
 
     def connect(self, address: tuple[str, int], deadline: Deadline) -> None:
         """Connect to `address`.
@@ -154,19 +157,20 @@ class Connection:
                 )
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`; returns early when the receiver has hung up, since its answer may be there already.
+        """Send all of `data`; stops early when the receiver has answered already or hung up (its answer may be there).
 
         Raises:
             CallFailed: ``deadline``, ``tls`` or ``unreachable``.
         """
         view = memoryview(data)
         while view:
-            events = select.POLLOUT
             try:
                 view = view[self._socket.send(view) :]
                 continue
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                pass
+            except BlockingIOError:
+                events = select.POLLOUT | select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
             except ssl.SSLWantReadError:
                 events = select.POLLIN
             except _BROKEN as e:
@@ -176,8 +180,12 @@ class Connection:
                 raise CallFailed(ErrorCode.TLS, f"the TLS connection to {self.where} broke: {_text(e)}") from None
             except OSError as e:
                 raise CallFailed(_connect_code(e.errno), f"the connection to {self.where} broke: {_text(e)}") from None
-            if not self.wait(events, self.deadline):
+            happened = self.wait(events, self.deadline)
+            if not happened:
                 raise CallFailed(ErrorCode.DEADLINE, f"{self.where} did not take the request within {self.deadline.total_s:g} s")
+            if events != select.POLLIN and happened == select.POLLIN:
+                return
+        self.sent = True
 
     def receive(self) -> bytes:
         """The next bytes; b"" at the end.
@@ -378,7 +386,7 @@ class Transport(httpx.BaseTransport):
         try:
             connection.send(data)
             reply = wire.read_reply(connection.receive, method=method)
-            keep = reply.reusable
+            keep = reply.reusable and connection.sent
             return reply
         except CallFailed as e:
             if e.error_code == ErrorCode.RESET and connection.reused and not connection.received and connection.was_refused():

@@ -262,6 +262,17 @@ def test_a_refused_connection(caller):
     assert f"127.0.0.1:{port}" in failed.reason
 
 
+def test_an_address_that_cannot_be_reached(caller):
+    """The kernel knows no way there; a kind of address that it does not know is the same."""
+    assert failure(caller, "http://255.255.255.255/").error_code is ErrorCode.UNREACHABLE
+
+    def getaddrinfo(host: str, port: int, **options: object) -> list[object]:
+        return [(socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
+
+    with Caller(max_connections=1, resolver=Resolver(getaddrinfo=getaddrinfo)) as other:
+        assert failure(other, "http://some.test/").error_code is ErrorCode.UNREACHABLE
+
+
 @pytest.mark.parametrize(
     "scripted",
     [
@@ -286,26 +297,33 @@ def test_a_lost_answer_is_one_failed_call(receiver, caller, scripted, kept):
     assert call(caller, receiver.url("/lost")).status == 200
 
 
-def test_an_answer_before_the_request_was_read_counts(caller):
-    """A receiver may refuse a large body by its headers and close: its 413 is the answer."""
+@pytest.mark.parametrize("then", ["close", "wait"])
+def test_an_answer_before_the_request_was_read_counts(caller, then):
+    """A receiver may refuse a large body by its headers, and read no more: its 413 is the answer, and the connection is done."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
+        done = threading.Event()
 
         def refuse() -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(1_000_000):
-                    pass
+                connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+                if then == "close":
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1_000_000):
+                        pass
+                done.wait(10)
 
         thread = threading.Thread(target=refuse)
         thread.start()
         answer = call(caller, f"http://127.0.0.1:{listener.getsockname()[1]}/", body=b"x" * 20_000_000)
+        done.set()
         thread.join()
     assert answer.status == 413
+    assert answer.duration_s < 5
+    assert caller.idle_connections == 0
 
 
 @pytest.mark.parametrize(
@@ -616,12 +634,41 @@ def test_a_bad_certificate_gets_no_byte_of_the_request(kind, authority, ca_file)
         assert receiver.count() == 0
 
 
-def test_a_port_without_tls_is_a_tls_failure(receiver, caller):
+def test_a_receiver_may_ask_for_a_client_certificate(authority, ca_file, tmp_path):
+    """With one the call goes through; without one the failure is tls, whichever side of the handshake it shows on."""
+    context = server_context(authority, "127.0.0.1")
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    mine = authority.issue_cert("madeira.test")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(mine.cert_chain_pems[0].bytes())
+    key.write_bytes(mine.private_key_pem.bytes())
+    with Receiver(tls=context) as receiver:
+        with Caller(max_connections=1, ca_file=ca_file, client_cert=cert, client_key=key) as caller:
+            assert call(caller, receiver.url()).status == 200
+        with Caller(max_connections=1, ca_file=ca_file) as caller:
+            assert failure(caller, receiver.url()).error_code in (ErrorCode.TLS, ErrorCode.RESET)
+        assert receiver.count() == 1
+
+
+def test_a_port_without_tls_is_a_tls_failure(caller):
     """https to a plain port fails in the handshake."""
-    receiver.default(Scripted(raw=b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-    with silent_port():
-        url = receiver.url().replace("http:", "https:")
-        assert failure(caller, url, deadline_s=SHORT_S).error_code in (ErrorCode.TLS, ErrorCode.DEADLINE)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+
+        def plain() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=plain)
+        thread.start()
+        failed = failure(caller, f"https://127.0.0.1:{listener.getsockname()[1]}/")
+        thread.join()
+    assert failed.error_code is ErrorCode.TLS
+    assert "wrong version" in failed.reason.lower()
 
 
 def test_a_slow_answer_over_tls_ends_at_the_deadline(authority, ca_file):
