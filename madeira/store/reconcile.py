@@ -64,7 +64,8 @@ _OVERDUE: Final = f"""
     LIMIT %(limit)s
 """  # noqa: S608
 
-#: What workers hold, by Postgres' account.
+#: What workers hold, by Postgres' account. This one runs through the backlog, once in a rebuild: an index for it would have
+#: to be written by every claim and every settle.
 _DELIVERING: Final = """
     SELECT d.id, d.event_seq, d.lane, greatest(0, extract(epoch FROM d.lease_until - clock_timestamp()))::float8,
            d.claim_token::text
