@@ -82,6 +82,10 @@ def submit(group: GroupCommit[Any, Any], item: Any, timeout_s: float | None = 30
     return partial(group.submit, item, timeout_s)
 
 
+def until_waiting(group: GroupCommit[Any, Any], n: int) -> None:
+    until(lambda: group.waiting == n)
+
+
 class Caller(threading.Thread):
     """A thread that submits one item and keeps what came of it."""
 
@@ -116,7 +120,7 @@ def test_what_waits_becomes_one_group_in_order_of_arrival(patient_database: Data
     until(lambda: seen == [[0]])
     for item in range(1, 31):
         callers.append(Caller(group, item))
-        until(lambda item=item: group.waiting == item)
+        until_waiting(group, item)
     gate.open()
     assert [caller.outcome() for caller in callers] == [-item for item in range(31)]
     assert seen == [[0], list(range(1, 21)), list(range(21, 31))]
@@ -156,7 +160,7 @@ def test_bad_data_hurts_only_its_sender(patient_database: Database, conn: Connec
     until(lambda: waits_for_a_lock(conn, APPLICATION))
     bad = [new_event(event_type="nul\x00"), new_event(body_sha256=b"short"), replace(new_event(), payload="\ud800")]
     callers = [Caller(group, new_event()) for _ in range(5)] + [Caller(group, event) for event in bad]
-    until(lambda: group.waiting == 8)
+    until_waiting(group, 8)
     gate.open()
     results = [caller.outcome() for caller in [first, *callers]]
     assert [isinstance(result, Accepted) for result in results] == [True] * 6 + [False] * 3
@@ -216,7 +220,7 @@ def test_a_caller_that_gives_up_takes_nobody_down(patient_database: Database, co
     with pytest.raises(StoreUnavailable, match="within"):
         group.submit(2, 0.01)
     others = [Caller(group, item) for item in (3, 4)]
-    until(lambda: group.waiting == 3)
+    until_waiting(group, 3)
     gate.open()
     assert [caller.outcome() for caller in (follower, *others)] == [1, 3, 4]
     assert sorted(item for items in seen for item in items) == [1, 3, 4]
@@ -235,7 +239,7 @@ def test_only_so_many_may_wait(patient_database: Database, conn: Connection, mak
     until(lambda: waits_for_a_lock(conn, APPLICATION))
     for item in (1, 2):
         callers.append(Caller(group, item))
-        until(lambda item=item: group.waiting == item)
+        until_waiting(group, item)
     with pytest.raises(StoreUnavailable, match="wait for test already"):
         group.submit(3, 30)
     gate.open()
@@ -254,7 +258,7 @@ def test_stop_commits_what_waits(patient_database: Database, conn: Connection, m
     callers = [Caller(group, 0)]
     until(lambda: waits_for_a_lock(conn, APPLICATION))
     callers += [Caller(group, item) for item in (1, 2)]
-    until(lambda: group.waiting == 2)
+    until_waiting(group, 2)
     stopper = threading.Thread(target=group.stop, args=(30,))
     stopper.start()
     gate.open()
@@ -276,7 +280,7 @@ def test_stop_gives_up_on_what_takes_too_long(patient_database: Database, conn: 
     running = Caller(group, 0)
     until(lambda: waits_for_a_lock(conn, APPLICATION))
     waiting = Caller(group, 1)
-    until(lambda: group.waiting == 1)
+    until_waiting(group, 1)
     group.stop(timeout_s=0.01)
     assert isinstance(waiting.outcome(), StoreUnavailable)
     gate.open()

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -127,13 +126,13 @@ def test_a_cancel_that_meets_a_claim_is_never_overlooked(several: list[Connectio
         event = new_event()
         seq = events.insert(conn, [event])[0].seq
         [ref] = events.route(conn, [(seq, [PlannedDelivery("a", "a")])])[0].refs
-        results: list[Any] = good(
+        results = good(
             at_once(
-                lambda ref=ref: claim(worker, [ClaimRequest(ref.delivery_id, token(), 40.0)])[0],
-                lambda event=event: events.cancel(operator, "shop", event.event_id, "ann", None),
+                partial(claim, worker, [ClaimRequest(ref.delivery_id, token(), 40.0)]),
+                partial(events.cancel, operator, "shop", event.event_id, "ann", None),
             )
         )
-        answer, cancel = results
+        [answer], cancel = results
         row = delivery(conn, ref.delivery_id)
         if isinstance(answer, Claimed):
             assert (cancel.requested, cancel.cancelled) == (1, [])
@@ -155,8 +154,8 @@ def test_a_cancel_that_meets_a_settle_leaves_right_counts(several: list[Connecti
         request = verdict(claimed(conn, refs[0]), random.choice([SUCCESS, RETRY, GIVE_UP]))
         good(
             at_once(
-                lambda request=request: settle(worker, [request])[0],
-                lambda event=event: events.cancel(operator, "shop", event.event_id, "ann", None),
+                partial(settle, worker, [request]),
+                partial(events.cancel, operator, "shop", event.event_id, "ann", None),
             )
         )
         assert delivery(conn, refs[1].delivery_id)["status"] == "cancelled"
@@ -170,13 +169,13 @@ def test_a_frozen_worker_that_wakes_while_another_takes_over(several: list[Conne
     for [ref] in route_all(conn, ROUNDS, ("a",)):
         held = claimed(conn, ref)
         expire(conn, ref.delivery_id)
-        results: list[Any] = good(
+        results = good(
             at_once(
-                lambda held=held: settle(frozen_conn, [verdict(held, RETRY)])[0],
-                lambda ref=ref: claim(other_conn, [ClaimRequest(ref.delivery_id, token(), 40.0)])[0],
+                partial(settle, frozen_conn, [verdict(held, RETRY)]),
+                partial(claim, other_conn, [ClaimRequest(ref.delivery_id, token(), 40.0)]),
             )
         )
-        settled_, claim_ = results
+        [settled_], [claim_] = results
         outcomes = [outcome for _, outcome, _ in log_of(conn, ref.delivery_id)]
         if isinstance(claim_, Claimed):
             assert settled_.status is None
@@ -209,8 +208,8 @@ def test_a_cancel_that_meets_the_routing(several: list[Connection], conn: Connec
         plan = [(seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])]
         good(
             at_once(
-                lambda plan=plan: events.route(several[0], plan)[0],
-                lambda event=event: events.cancel(several[1], "shop", event.event_id, "ann", None),
+                partial(events.route, several[0], plan),
+                partial(events.cancel, several[1], "shop", event.event_id, "ann", None),
             )
         )
         assert conn.execute("SELECT status FROM event WHERE seq = %s", (seq,)).fetchone() == ("cancelled",)

@@ -3,12 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
-
-T = TypeVar("T")
 
 
 def until(condition: Callable[[], Any], within_s: float = 30.0) -> None:
@@ -19,12 +17,12 @@ def until(condition: Callable[[], Any], within_s: float = 30.0) -> None:
         os.sched_yield()
 
 
-def at_once(*jobs: Callable[[], T]) -> list[T | Exception]:
+def at_once(*jobs: Callable[[], Any]) -> list[Any]:
     """Run each job in a thread of its own, all let go at the same moment; their results or errors, in order."""
     results: list[Any] = [None] * len(jobs)
     start = threading.Barrier(len(jobs))
 
-    def run(i: int, job: Callable[[], T]) -> None:
+    def run(i: int, job: Callable[[], Any]) -> None:
         start.wait()
         try:
             results[i] = job()
@@ -39,12 +37,12 @@ def at_once(*jobs: Callable[[], T]) -> list[T | Exception]:
     return results
 
 
-def good(results: Sequence[T | Exception]) -> list[T]:
+def good(results: list[Any]) -> list[Any]:
     """The results, none of which may be an error."""
     for result in results:
         if isinstance(result, Exception):
             raise result
-    return [result for result in results if not isinstance(result, Exception)]
+    return results
 
 
 def waits_for_a_lock(conn: psycopg.Connection[Any], application: str) -> bool:
