@@ -21,7 +21,7 @@ from psycopg import Connection
 from madeira import metrics
 from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
 from madeira.broker.tools import current
-from madeira.errors import BrokerUnavailable, StoreUnavailable
+from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
 from madeira.store import leases
 from madeira.store import reconcile as rows
@@ -32,6 +32,9 @@ log = get(__name__)
 
 #: Name of the lease row.
 LEASE = "reconcile"
+
+#: Seconds until another may take over from a run whose process is gone. Each page renews the lease, and takes less.
+LEASE_S = 15.0
 
 #: Rows per page.
 PAGE = 1000
@@ -71,13 +74,16 @@ def run(
     """
     holder = uuid4().hex
     with database.connection() as conn:
-        if not leases.take(conn, LEASE, holder, ttl_s=max(300.0, 5 * period_s)):
+        if not leases.take(conn, LEASE, holder, LEASE_S):
             return None
         last = rows.last_runs(conn, 1)
     try:
         if not force and last and last[0]["age_s"] < period_s * 0.5:
             return None
         return _run(queues, database, holder, min(grace_s, period_s), last[0]["slice_from"] if last else 0)
+    except _Overtaken:
+        log.warning("reconcile.overtaken", detail="another run took over while this one stood still")
+        return None
     finally:
         with database.connection() as conn:
             leases.release(conn, LEASE, holder)
@@ -88,7 +94,7 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
         # Without an epoch nothing can be known; the workers are about to rebuild.
         return None
     started = time.monotonic()
-    comparison = Comparison(queues, database, grace_s=grace_s, slice_from=slice_from)
+    comparison = Comparison(queues, database, holder=holder, grace_s=grace_s, slice_from=slice_from)
     comparison.run()
     counts = +comparison.counts
     duration_s = time.monotonic() - started
@@ -101,15 +107,20 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
     return counts
 
 
+class _Overtaken(MadeiraError):
+    """Raised when the lease of a run that stood still has gone to another run."""
+
+
 class Comparison:
     """One comparison of Postgres with the broker, in both directions.
 
     `counts` tells afterwards what was found, by kind; `slice_from` where the next slice begins.
     """
 
-    def __init__(self, queues: Queues, database: Database, *, grace_s: float, slice_from: int) -> None:
+    def __init__(self, queues: Queues, database: Database, *, holder: str, grace_s: float, slice_from: int) -> None:
         self._queues = queues
         self._database = database
+        self._holder = holder
         self._grace_s = grace_s
         self.counts: Counter[str] = Counter()
         self.slice_from = slice_from
@@ -123,6 +134,10 @@ class Comparison:
         self._finished_but_queued(DELIVER)
 
     def _read(self, reader: Callable[..., list[Any]], *args: Any, **options: Any) -> list[Any]:
+        with self._database.connection() as conn:
+            still_ours = leases.take(conn, LEASE, self._holder, LEASE_S)
+        if not still_ours:
+            raise _Overtaken
         with self._database.connection() as conn:
             return reader(conn, *args, **options)
 
