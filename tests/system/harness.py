@@ -191,13 +191,19 @@ class Madeira:
             return False
 
     def worker(
-        self, *, processes: int = 1, threads: int = 8, queues: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        *,
+        processes: int = 1,
+        threads: int = 8,
+        queues: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        name: str = "worker",
     ) -> Process:
         """Start a Dramatiq master and wait until its processes work."""
         args = ["dramatiq", "madeira.actors", "-p", str(processes), "-t", str(threads)]
         if queues:
             args += ["-Q", *queues]
-        process = self.start("worker", args, env)
+        process = self.start(name, args, env)
         wait_until(lambda: self._ready(process, processes), 30, what="the worker's start")
         return process
 

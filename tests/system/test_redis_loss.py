@@ -1,0 +1,236 @@
+"""Redis loses its memory, in whole or in part, with events in every state: all end, each called once per attempt.
+
+One system serves all tests of this file, since it must survive them one after another anyway; each brings a cast of
+events of its own.
+"""
+
+import os
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+from madeira.broker.queues import DELIVER
+from tests.receiver import Answer, Gate
+from tests.system.conftest import Stage
+from tests.system.harness import wait_until
+from tests.system.states import CAP, calls_by_event, most_at_once
+
+#: Every kind of key that the cast of a test makes, as `kind_of` names it; each is deleted alone.
+KINDS = (
+    "epoch",
+    "procs",
+    "seen",
+    "route:lane",
+    "route:active",
+    "route:delayed",
+    "deliver:lane",
+    "deliver:active",
+    "deliver:delayed",
+    "deliver:held",
+    "deliver:idle",
+    "dead_letter:idle",
+    "reconcile:idle",
+    "lane:cfg",
+    "lane:tat",
+    "lane:places",
+)
+
+#: Kinds that exist for an instant, or after a mishap, only.
+FLEETING = (
+    "rebuild",
+    "wake",
+    "strays",
+    "route:held",
+    "route:idle",
+    "route:stumbles",
+    "route:losses",
+    "deliver:stumbles",
+    "deliver:losses",
+    "dead_letter:lane",
+    "dead_letter:active",
+    "dead_letter:held",
+    "reconcile:lane",
+    "reconcile:active",
+    "reconcile:held",
+    "reconcile:msgs",
+)
+
+
+def kind_of(key: str) -> str:
+    """The kind of a key: its name without namespace, lane, process and event."""
+    name = key.split(":", 1)[1]
+    name = re.sub(r"^(seen|wake|strays):.*", r"\1", name)
+    name = re.sub(r"^(\w+):lane:.*", r"\1:lane", name)
+    return re.sub(r"^lane:.*:(\w+)$", r"lane:\1", name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_key_of_a_kind_and_the_whole_kind_may_be_deleted_alone(stage: Stage, kind: str) -> None:
+    redis = stage.madeira.redis
+    done: set[str] = set()
+    while True:
+        cast = stage.cast()
+        keys = stage.madeira.keys()
+        assert {kind_of(key) for key in keys} <= {*KINDS, *FLEETING}, "a kind of key that this test does not know"
+        mine = [key for key in keys if kind_of(key) == kind]
+        rest = [key for key in mine if key not in done and kind != "seen"]
+        assert redis.delete(*(rest[:1] or mine)), f"no key of the kind {kind} among {keys}"
+        done.update(rest[:1])
+        cast.outlast_a_reconcile()
+        cast.leave()
+        cast.post_again()
+        if not rest or len(mine) == 1:
+            return
+
+
+def test_after_a_flushall_every_event_ends_and_a_repeated_post_is_a_duplicate(stage: Stage) -> None:
+    cast = stage.cast()
+    stage.madeira.redis.flushall()
+    cast.outlast_a_reconcile()
+    cast.leave()
+    cast.post_again()
+
+
+def test_a_wipe_during_a_rebuild_starts_it_over(stage: Stage) -> None:
+    redis = stage.madeira.redis
+    cast = stage.cast()
+    redis.flushall()
+    began = wait_until(lambda: redis.get("m:rebuild"), what="a rebuild", every=0.002)
+    redis.flushall()
+    again = wait_until(lambda: (nonce := redis.get("m:rebuild")) != began and nonce, what="another rebuild", every=0.002)
+    assert redis.get("m:epoch") is None
+    wait_until(lambda: redis.get("m:epoch"), what="the epoch", every=0.002)
+    assert redis.get("m:epoch") == again
+    # And once more, while the keys come in, page by page.
+    redis.flushall()
+    cast.outlast_a_reconcile()
+    cast.leave()
+
+
+def test_of_two_rebuilds_at_once_the_later_one_counts(stage: Stage) -> None:
+    redis = stage.madeira.redis
+    cast = stage.cast()
+    redis.flushall()
+    first = wait_until(lambda: redis.get("m:rebuild"), what="a rebuild", every=0.002)
+    # As if the first one's lease had run out: it was frozen, or had lost Postgres.
+    stage.madeira.rows("DELETE FROM lease WHERE name = 'rebuild' RETURNING 1")
+    second = wait_until(lambda: (nonce := redis.get("m:rebuild")) != first and nonce, what="another rebuild", every=0.002)
+    wait_until(lambda: redis.get("m:epoch"), what="the epoch", every=0.002)
+    assert redis.get("m:epoch") == second
+    cast.outlast_a_reconcile()
+    cast.leave()
+
+
+@pytest.mark.parametrize("moment", ["before the epoch is made", "after the epoch is made"])
+def test_a_grant_from_before_a_wipe_finishes_after_it(stage: Stage, moment: str) -> None:
+    madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
+    receiver.forget()
+    gate = Gate()
+    receiver.answer("/good", Answer(hold=gate))
+    receiver.answer("/flaky", Answer())
+    receiver.queue("/flaky", Answer(status=503, hold=gate))
+    good, retried = madeira.post("good.x"), madeira.post("flaky.x")
+    receiver.wait_for(2)
+    redis.flushall()
+    if moment == "after the epoch is made":
+        wait_until(lambda: redis.get("m:epoch"), what="the epoch")
+    gate.set()
+    wait_until(lambda: len(madeira.attempts(retried)) == 1, what="the first verdict", every=0.002)
+    assert (redis.get("m:epoch") is None) == (moment == "before the epoch is made")
+    madeira.wait_all()
+    assert madeira.event(good)["status"] == madeira.event(retried)["status"] == "succeeded"
+    assert calls_by_event(receiver) == {good: 1, retried: 2}
+    assert [a["outcome"] for a in madeira.attempts(retried)] == ["retryable", "succeeded"]
+    assert receiver.overlaps == {}
+
+
+def test_a_wipe_never_admits_more_than_the_cap_though_a_caller_is_frozen(stage: Stage) -> None:
+    madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
+    cast = stage.cast()
+    held = {field: value.decode().split() for field, value in redis.hgetall("m:deliver:held").items()}
+    assert len(held) == CAP
+    frozen = int(next(iter(held.values()))[1].split(".")[-2])
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        redis.flushall()
+        wait_until(lambda: redis.get("m:epoch"), what="the epoch")
+        cast.router.thaw()
+        cast.outlast_a_reconcile()
+        assert most_at_once(receiver.calls_to("/capped")) == CAP
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    cast.leave()
+    assert madeira.value("SELECT count(*) FROM delivery_log WHERE outcome = 'lost'") == 0
+
+
+@pytest.mark.parametrize("memory", ["kept", "lost"])
+def test_a_retry_survives_that_redis_dies_at_the_moment_of_its_rescheduling(stage: Stage, memory: str) -> None:
+    madeira, receiver = stage.madeira, stage.receiver
+    receiver.forget()
+    gate = Gate()
+    receiver.answer("/flaky", Answer())
+    receiver.queue("/flaky", Answer(status=500, hold=gate))
+    event_id = madeira.post("flaky.x")
+    receiver.wait_for(1)
+    stage.server.kill()
+    gate.set()
+    wait_until(lambda: len(madeira.attempts(event_id)) == 1, what="the verdict in Postgres")
+    accepted_without_redis = madeira.post("good.x")
+    restart(stage, memory)
+    assert madeira.wait_status(event_id, "succeeded")["retry_count"] == 1
+    madeira.wait_status(accepted_without_redis, "succeeded")
+    assert calls_by_event(receiver) == {event_id: 2, accepted_without_redis: 1}
+    assert receiver.overlaps == {}
+
+
+@pytest.mark.parametrize("memory", ["kept", "lost"])
+def test_what_came_due_while_redis_was_away_is_called_when_it_is_back(stage: Stage, memory: str) -> None:
+    cast = stage.cast()
+    stage.server.kill()
+    overdue = "SELECT count(*) FROM delivery WHERE status = 'pending' AND next_attempt_at < now() AND attempt > 0"
+    wait_until(lambda: stage.madeira.value(overdue), what="a due retry")
+    restart(stage, memory)
+    back = time.monotonic()
+    cast.leave()
+    (_, second) = stage.receiver.calls_to("/flaky")[-2:]
+    assert second.at - back < 3.0
+    assert stage.madeira.value(overdue) == 0
+
+
+def restart(stage: Stage, memory: str) -> None:
+    """Start Redis again, with what it had written down or with nothing."""
+    if memory == "lost":
+        shutil.rmtree(stage.server.data / "appendonlydir")
+    stage.server.start()
+
+
+def test_a_lost_wake_up_costs_a_second_at_most(stage: Stage) -> None:
+    madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
+    receiver.forget()
+    receiver.answer("/good", Answer())
+    waits = []
+    for n in range(4):
+        idle = wait_until(lambda: len(keys := redis.keys("m:*:idle")) >= 3 and keys, what="idle processes")
+        redis.delete(*idle, *redis.keys("m:wake:*"))
+        posted = time.monotonic()
+        madeira.post("good.x")
+        waits.append(receiver.wait_for(n + 1)[-1].at - posted)
+    # Two queues are passed, and either may have lost its wake-up.
+    assert max(waits) < 2.5
+    madeira.wait_all()
+
+
+def test_a_place_counts_against_the_cap_though_the_list_of_places_is_lost(stage: Stage) -> None:
+    cast = stage.cast()
+    rows = stage.madeira.rows(
+        "SELECT id || ':' || event_seq || ':' || lane AS key FROM delivery WHERE lane = 'capped' AND status = 'pending'"
+    )
+    for _ in range(5):
+        stage.madeira.redis.delete("m:lane:capped:places")
+        # What reconcile does too: it has the lanes of those that wait looked at again.
+        assert stage.queues.unknown(DELIVER, [(row["key"], 0.0) for row in rows]) == set()
+        cast.outlast_a_reconcile()
+    cast.leave()
