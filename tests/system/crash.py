@@ -1,0 +1,336 @@
+"""What the crash tests share: faults that are put right as a supervisor would, steady traffic, and the count afterwards.
+
+The count is exact. A receiver notes every call with its delivery and the number of the attempt; Postgres notes every claim
+that ended, with a verdict or without. Each call must be the one call of one such claim, and a claim that was called and has
+no verdict must have been in the hands of a process that was killed or frozen at that very time.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import httpx
+import psycopg
+
+from tests.receiver import Answer, Call, Receiver
+from tests.servers import OwnPostgres, OwnRedis
+from tests.system.harness import Madeira, Process, threading_wait, wait_until
+
+#: Seconds that a call may take, and the rest of the lease: seconds where production has minutes.
+TIMEOUT_S: Final = 1.5
+MARGIN_S: Final = 1.5
+SCALED: Final = {
+    "MADEIRA_BEAT_S": "0.2",
+    "MADEIRA_SILENCE_S": "1",
+    "MADEIRA_LEASE_MARGIN_S": str(MARGIN_S),
+    "MADEIRA_RECONCILE_S": "1",
+}
+
+THREADS: Final = 8
+PROCESSES: Final = 2
+
+#: Seconds that the receiver thinks, so that some calls are always under way.
+THINKS_S: Final = 0.15
+
+#: Every so many events, the first attempt is answered with 503.
+FLAKY: Final = 10
+
+#: Seconds by which a statement that was sent before a kill may be carried out after it.
+AFTERLIFE_S: Final = 0.5
+
+
+def endpoint(receiver: Receiver) -> dict[str, dict[str, Any]]:
+    """One endpoint whose lane keeps several calls under way."""
+    return {"a": {"url": receiver.url("/a"), "timeout": TIMEOUT_S, "concurrency": 10, "retry": {"max_attempts": 50}}}
+
+
+def think(call: Call) -> Answer:
+    """A receiver that takes a moment, and refuses some first attempts."""
+    flaky = call.json()["payload"]["n"] % FLAKY == 0 and call.headers["x-madeira-attempt"] == "1"
+    return Answer(status=503 if flaky else 200, delay_s=THINKS_S)
+
+
+@dataclass
+class Fault:
+    """Something that was killed or frozen, and when (Unix seconds)."""
+
+    kind: str
+    at: float
+    #: Calls that the victim could have had in hand; 0 for whatever makes no calls.
+    hands: int
+    until: float = 0.0
+    lost: int = 0
+    called: int = 0
+    late: int = 0
+
+    def explains(self, claimed: float) -> bool:
+        """Whether a claim of that time could have been in the victim's hands."""
+        return self.hands > 0 and self.at - TIMEOUT_S - MARGIN_S <= claimed <= self.at + AFTERLIFE_S
+
+
+class Traffic:
+    """Posts events from threads of its own, each until it is accepted, as an upstream does."""
+
+    def __init__(self, madeira: Madeira) -> None:
+        self._madeira = madeira
+        self._pool = ThreadPoolExecutor(4)
+        self._numbers = count()
+        self._posts: list[Future[str]] = []
+        self._given_up = False
+
+    def post(self, events: int) -> None:
+        """Post `events` more, at about eighty a second."""
+        self._posts += [self._pool.submit(self._post_one, next(self._numbers)) for _ in range(events)]
+
+    @property
+    def accepted(self) -> int:
+        return sum(post.done() for post in self._posts)
+
+    def _post_one(self, n: int) -> str:
+        event_id = f"crash-{n}"
+        body = b'{"event_id": "%b", "event_type": "a.b", "payload": {"n": %d}}' % (event_id.encode(), n)
+        while not self._given_up:
+            with contextlib.suppress(httpx.TransportError):
+                answer = self._madeira.send(body)
+                assert answer.status_code in (200, 202, 503), answer.text
+                if answer.status_code != 503:
+                    threading_wait(0.05)
+                    return event_id
+            threading_wait(0.05)
+        raise RuntimeError("given up")
+
+    def finish(self, timeout: float) -> list[str]:
+        """Wait until all are accepted; returns their ids."""
+        return [post.result(timeout) for post in self._posts]
+
+    def close(self) -> None:
+        self._given_up = True
+        self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass
+class Cast:
+    """Everything that runs, and the ways to break it. Each fault is over when its victim runs again."""
+
+    madeira: Madeira
+    receiver: Receiver
+    redis: OwnRedis
+    postgres: OwnPostgres
+    api: Process = field(init=False)
+    worker: Process = field(init=False)
+    scheduler: Process = field(init=False)
+    orphans: list[int] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.api = self.madeira.api(workers=2)
+        self.worker = self._new_worker()
+        self.scheduler = self._new_scheduler()
+
+    def _new_worker(self) -> Process:
+        return self.madeira.worker(processes=PROCESSES, threads=THREADS)
+
+    def _new_scheduler(self) -> Process:
+        return self.madeira.start("scheduler", ["periodiq", "madeira.actors"])
+
+    def keep_up(self) -> None:
+        """Start again what has ended by itself, as a supervisor does: the scheduler gives up when Redis is away."""
+        assert self.api.popen.poll() is None, self.api.tail()
+        assert self.worker.popen.poll() is None, self.worker.tail()
+        if self.scheduler.popen.poll() is not None:
+            self.scheduler = self._new_scheduler()
+
+    def kill_api_worker(self) -> None:
+        before = self.api.children()
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: len(set(self.api.children()) - set(before)) == 1, what="gunicorn's new worker")
+
+    def kill_api_master(self) -> None:
+        """Its workers end by themselves; as long as one holds the port, a new master gives up and is started again."""
+        os.kill(self.api.pid, signal.SIGKILL)
+        self.api.popen.wait(10)
+        wait_until(self._api_serves, 60, what="the API's new master")
+
+    def _api_serves(self) -> bool:
+        if self.api.popen.poll() is not None:
+            args = ["gunicorn", "-c", "deploy/gunicorn.conf.py", "madeira.api:app"]
+            self.api = self.madeira.start("api", args, {"MADEIRA_PROCESSES": "2"})
+        return "Listening at" in self.api.tail()
+
+    def kill_worker_child(self) -> None:
+        os.kill(self._busiest_worker(), signal.SIGKILL)
+        assert self.worker.popen.wait(20) != 0, "a supervisor that restarts on failure must see one"
+        self.worker = self._new_worker()
+
+    def kill_worker_master(self) -> None:
+        """The children go on without their master, beside those of the next one."""
+        self.orphans = worker_processes(self.worker)
+        os.kill(self.worker.pid, signal.SIGKILL)
+        self.worker.popen.wait(10)
+        self.worker = self._new_worker()
+
+    def kill_orphans(self) -> None:
+        for pid in self.orphans:
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_scheduler(self) -> None:
+        self.scheduler.kill()
+        self.scheduler = self._new_scheduler()
+
+    def kill_redis(self) -> None:
+        self.redis.kill()
+        self.redis.start()
+
+    def kill_postgres(self) -> None:
+        self.postgres.kill()
+        self.postgres.start()
+
+    def _busiest_worker(self) -> int:
+        """The worker process that holds most deliveries now, as Redis has it."""
+        held = Counter(_pid_of(note) for note in self.madeira.redis.hvals(f"{self.madeira.namespace}:deliver:held"))
+        return max(worker_processes(self.worker), key=lambda pid: held[pid])
+
+    def freeze_worker(self) -> None:
+        """One of two worker processes stops until others have taken over what it had, then goes on."""
+        pid = self._busiest_worker()
+        os.kill(pid, signal.SIGSTOP)
+        frozen_at = time.time()
+        try:
+            wait_until(lambda: claims_older_than(self.madeira, frozen_at) == 0, 30, what="the takeover")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: recorded_late(self, frozen_at), what="a row for each outcome that came too late")
+
+
+#: The faults in their order: kind, what it does, and how many calls the victim can have in hand.
+FAULTS: Final[Sequence[tuple[str, Callable[[Cast], None], int]]] = (
+    ("API worker", Cast.kill_api_worker, 0),
+    ("worker process", Cast.kill_worker_child, THREADS - 2),
+    ("Redis", Cast.kill_redis, 0),
+    ("frozen worker", Cast.freeze_worker, THREADS - 2),
+    ("API master", Cast.kill_api_master, 0),
+    ("worker master", Cast.kill_worker_master, 0),
+    ("its orphans", Cast.kill_orphans, PROCESSES * (THREADS - 2)),
+    ("Postgres", Cast.kill_postgres, 0),
+    ("scheduler", Cast.kill_scheduler, 0),
+)
+
+
+def worker_processes(master: Process, processes: int = PROCESSES) -> list[int]:
+    """The pids of a Dramatiq master's worker processes; what it starts after them serves metrics."""
+    return master.children()[:processes]
+
+
+def _pid_of(note: bytes) -> int:
+    """Whose a held key is: the note says "token process until …", and a process is "host.pid.random"."""
+    return int(note.split()[1].split(b".")[-2])
+
+
+def rows(madeira: Madeira, statement: str, *params: Any) -> list[dict[str, Any]]:
+    """Read from a Postgres that may have been killed since the last time."""
+    try:
+        return madeira.rows(statement, *params)
+    except psycopg.OperationalError:
+        return madeira.rows(statement, *params)
+
+
+def claims_older_than(madeira: Madeira, moment: float) -> int:
+    """Deliveries that are still in the hands that took them before `moment` (Unix seconds)."""
+    statement = "SELECT count(*) FROM delivery WHERE status = 'delivering' AND claimed_at < to_timestamp(%s)"
+    (row,) = rows(madeira, statement, moment)
+    found: int = row["count"]
+    return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim that ended: what became of it, and how many calls were made for it."""
+
+    delivery: int
+    attempt: int
+    claimed: float
+    outcome: str
+    late: bool
+    calls: int
+
+    @property
+    def lost(self) -> bool:
+        return self.outcome == "lost"
+
+
+def claims(madeira: Madeira, receiver: Receiver) -> list[Claim]:
+    """All claims so far that have ended, beside the receiver's account of them.
+
+    Raises:
+        AssertionError: the receiver saw a call that no claim accounts for.
+    """
+    log = rows(madeira, "SELECT *, extract(epoch FROM started_at)::float8 AS claimed FROM delivery_log ORDER BY id")
+    late = {(row["delivery_id"], row["attempt"]) for row in log if row["outcome"] == "late"}
+    calls = Counter(_claim_of(call) for call in receiver.calls)
+    ended = {}
+    for row in log:
+        if row["outcome"] != "late":
+            key = (row["delivery_id"], row["attempt"])
+            assert key not in ended, f"two verdicts for {key}"
+            ended[key] = Claim(*key, row["claimed"], row["outcome"], key in late, calls.pop(key, 0))
+    assert not calls, f"calls that no claim accounts for: {calls}"
+    return list(ended.values())
+
+
+def _claim_of(call: Call) -> tuple[int, int]:
+    return int(call.webhook_id.split("_")[1]), int(call.headers["x-madeira-attempt"])
+
+
+def recorded_late(cast: Cast, frozen_at: float) -> bool:
+    """Whether each call that was in frozen hands, and was taken over, has its late row."""
+    log = rows(
+        cast.madeira, "SELECT delivery_id, attempt, outcome, extract(epoch FROM started_at)::float8 AS at FROM delivery_log"
+    )
+    called = {_claim_of(call) for call in cast.receiver.calls}
+    window = (frozen_at - TIMEOUT_S - MARGIN_S, frozen_at + AFTERLIFE_S)
+    lost = {(r["delivery_id"], r["attempt"]) for r in log if r["outcome"] == "lost" and window[0] <= r["at"] <= window[1]}
+    late = {(r["delivery_id"], r["attempt"]) for r in log if r["outcome"] == "late"}
+    return lost & called <= late
+
+
+def blame(ended: Sequence[Claim], faults: Sequence[Fault]) -> list[Claim]:
+    """Count lost claims at the fault that took them; returns those that were called and that no fault explains."""
+    unexplained = []
+    for claim in ended:
+        fault = next((f for f in faults if f.explains(claim.claimed)), None)
+        if claim.late and fault:
+            fault.late += 1
+        if not claim.lost:
+            continue
+        if fault:
+            fault.lost += 1
+            fault.called += claim.calls
+        elif claim.calls:
+            unexplained.append(claim)
+    return unexplained
+
+
+def table(faults: Sequence[Fault], ended: Sequence[Claim], accepted: int, finished: Counter[str]) -> Iterator[str]:
+    """The count, to be printed."""
+    yield f"{'killed or frozen':<18}{'times':>6}{'could hold':>12}{'held':>6}{'called':>8}{'late':>6}{'mean s':>8}"
+    for kind in dict.fromkeys(f.kind for f in faults):
+        group = [f for f in faults if f.kind == kind]
+        mean = sum(f.until - f.at for f in group) / len(group)
+        numbers = (
+            sum(f.hands for f in group),
+            sum(f.lost for f in group),
+            sum(f.called for f in group),
+            sum(f.late for f in group),
+        )
+        yield f"{kind:<18}{len(group):>6}{numbers[0]:>12}{numbers[1]:>6}{numbers[2]:>8}{numbers[3]:>6}{mean:>8.1f}"
+    calls = sum(c.calls for c in ended)
+    again = sum(c.calls for c in ended if c.lost)
+    yield f"events: {accepted} accepted, {sum(finished.values())} ended ({', '.join(f'{n} {s}' for s, n in finished.items())})"
+    yield f"calls: {calls} = {calls - again} with a verdict + {again} in killed or frozen hands"
+    yield f"claims lost before their call was made: {sum(c.lost and not c.calls for c in ended)}"
