@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from madeira.broker.queues import Queues
+from madeira.store.database import Database
 from tests.receiver import Receiver
 from tests.servers import OwnRedis, with_database
 from tests.system.harness import Madeira, Process, running, toml
@@ -55,8 +56,13 @@ class Stage:
     worker: Process
     #: The queues, as seen from outside.
     queues: Queues
+    database: Database
     _casts: list[Cast] = field(default_factory=list)
 
+    @property
+    def lanes(self) -> list[str]:
+        """The names of all lanes."""
+        return list(endpoints(self.receiver))
 
     def cast(self) -> Cast:
         """Events in every state."""
@@ -70,6 +76,11 @@ class Stage:
         for cast in self._casts:
             cast.let_go()
         self._casts.clear()
+        self.madeira.wait_all()
+
+    def logs(self) -> str:
+        """What all workers logged so far."""
+        return self.router.tail(10**8) + self.worker.tail(10**8)
 
 
 @pytest.fixture
@@ -104,4 +115,7 @@ def shared_stage(
             worker = pool.submit(madeira.worker, processes=2, queues=["deliver", "dead_letter", "reconcile"])
             madeira.api()
         queues = stack.enter_context(contextlib.closing(Queues(redis_url=server.url, namespace=madeira.namespace)))
-        yield Stage(madeira, receiver, server, router.result(), worker.result(), queues)
+        database = Database(url=database_url, application="stage", pool_max=4)
+        database.open()
+        stack.callback(database.close)
+        yield Stage(madeira, receiver, server, router.result(), worker.result(), queues, database)

@@ -39,10 +39,9 @@ def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
     """The endpoints that the cast needs."""
     return {
         "good": {"url": receiver.url("/good"), "timeout": 4.0},
-        "refuse": {"url": receiver.url("/refuse"), "timeout": 4.0},
+        "refuse": {"url": receiver.url("/refuse"), "timeout": 4.0, "rate": 50},
         "flaky": {"url": receiver.url("/flaky"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
         "capped": {"url": receiver.url("/capped"), "timeout": 4.0, "concurrency": CAP},
-        "paced": {"url": receiver.url("/paced"), "timeout": 4.0, "rate": 20},
     }
 
 
@@ -82,7 +81,6 @@ class Cast:
         later = (datetime.now(UTC) + timedelta(seconds=LATER_S)).isoformat()
 
         dead = self._post("refuse.x", End("dead", 1))
-        self._post("paced.x", End("succeeded", 1))
         good = self._post("good.x", End("succeeded", 1))
         for _ in range(CROWD):
             self._post("capped.x", End("succeeded", 1))
@@ -129,11 +127,10 @@ class Cast:
         assert answer.status_code == 200, answer.text
 
     def outlast_a_reconcile(self) -> None:
-        """Wait until a reconcile has looked at what there is now; that takes several heartbeats."""
-        newest = "SELECT coalesce(max(id), 0) FROM reconcile_run"
-        before = self.madeira.value(newest)
-        # The next one to end may have begun before.
-        wait_until(lambda: self.madeira.value(newest) >= before + 2, what="two reconciles")
+        """Wait until a reconcile has looked at what there is now; that takes a heartbeat or two."""
+        begun = "SELECT count(*) FROM reconcile_run WHERE finished_at - duration_s * interval '1 s' > %s"
+        now = self.madeira.value("SELECT clock_timestamp()")
+        wait_until(lambda: self.madeira.value(begun, now), what="a reconcile")
 
     def leave(self, *, timeout: float = 12.0) -> None:
         """Open the curtain, and see every event end as it must."""

@@ -15,8 +15,8 @@ math.randomseed(tonumber(clock[2]))
 local listed, put_back = {}, 0
 
 -- The place belongs to the token, and is there for as long as the token's holder says so.
-local function hold(queue, key, token, lease)
-  write_held(queue, key, {token = token, process = process, till = now + lease})
+local function hold(queue, key, token, lease, note)
+  write_held(queue, key, {token = token, process = process, till = now + lease, note = note})
   local lane = lane_of(key)
   if lane ~= '-' then redis.call('ZADD', pace_key(lane, 'places'), ms(now + lease), token) end
 end
@@ -33,10 +33,11 @@ while i <= #ARGV do
       write_held(queue, key, held)
     end
     if lane ~= '-' then redis.call('ZADD', pace_key(lane, 'places'), ms(held.till), token) end
-  elseif not held and lease > 0 then
+  elseif lease > 0 and (not held or is_told(held)) then
+    if held then free_place(queue, lane_of(key), held.token) end
     redis.call('ZREM', at(queue, 'delayed'), key)
     redis.call('ZREM', lane_key(queue, lane_of(key)), key)
-    hold(queue, key, token, lease)
+    hold(queue, key, token, lease, held and held.note)
     put_back = put_back + 1
   end
   i = i + 5

@@ -16,7 +16,7 @@
 --   <queue>:msgs, :XQ, :XQ.msgs the bodies of ordinary messages, and those that were rejected
 --   lane:<lane>:cfg             hash  gap (ms between two grants, 0: none), credit (ms), cap, lease (ms), version
 --   lane:<lane>:tat             string  time of the next token (ms), and the grant that took the last one
---   lane:<lane>:places          zset  token -> until (ms)
+--   lane:<lane>:places          zset  token -> until (ms); and `-`, the mark that none is missing
 --
 -- A key is in exactly one of delayed, a lane, held. Times are Redis' own, in ms with a fraction.
 
@@ -43,6 +43,11 @@ local function read_held(queue, key)
   if not value then return nil end
   local token, process, till, note = string.match(value, '^(%S+) (%S+) (%S+) (%S+)$')
   return {token = token, process = process, till = tonumber(till) or 0, note = tonumber(note)}
+end
+
+-- Whether nobody but Postgres says that a key is held: a rebuild found it `delivering` and no worker had announced it.
+local function is_told(held)
+  return string.sub(held.token, 1, 3) == 'pg:'
 end
 
 local function write_held(queue, key, held)

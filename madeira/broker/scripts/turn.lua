@@ -45,6 +45,11 @@ local function finish(key, token, kind, delay, body, unused)
   local lane = lane_of(key)
   free_place(queue, lane, token)
   local held = read_held(queue, key)
+  if held and (kind == 'f' or kind == 'd') and not unused and is_told(held) then
+    -- Our verdict is on the very claim that Postgres told of.
+    free_place(queue, lane, held.token)
+    held.token = token
+  end
   if not held or held.token ~= token then
     -- Somebody else's now, or put back meanwhile. What must not get lost is a key that is nowhere.
     if not held and kind ~= 'f' and kind ~= 'x' then
@@ -108,6 +113,20 @@ if not paced and redis.call('EXISTS', lane_key(queue, '-')) == 1 then redis.call
 local grants, missing, lanes = {}, {}, {}
 local served = 0
 
+-- Makes the list of places again from what is held: it may be lost while calls are under way. Its mark `-` says that it
+-- is whole, for one lease.
+local function recount(lane)
+  local all = redis.call('HGETALL', at(queue, 'held'))
+  for n = 1, #all, 2 do
+    if lane_of(all[n]) == lane.name then
+      local held = read_held(queue, all[n])
+      if held and held.till > now then redis.call('ZADD', lane.places, ms(held.till), held.token) end
+    end
+  end
+  redis.call('ZADD', lane.places, ms(now + lane.lease), '-')
+  redis.call('PEXPIRE', lane.places, math.ceil(2 * lane.lease))
+end
+
 -- The state of a lane as this call sees it. `closed` says why no more may go: 'empty', 'rate', 'cap', 'room', 'unset'.
 local function open_lane(name)
   local lane = {name = name, line = lane_key(queue, name), here = held_here[name] or 0}
@@ -125,7 +144,8 @@ local function open_lane(name)
   redis.call('ZREMRANGEBYSCORE', lane.places, '-inf', ms(now))
   -- Nor can a place outlive any lease: one that claims to would lower the cap for ever.
   redis.call('ZREMRANGEBYSCORE', lane.places, ms(now + 4 * lane.lease), '+inf')
-  lane.taken = redis.call('ZCARD', lane.places)
+  if not redis.call('ZSCORE', lane.places, '-') then recount(lane) end
+  lane.taken = redis.call('ZCARD', lane.places) - 1
   if lane.gap > 0 then
     lane.tat, lane.last = read_tat(name)
     lane.tat = lane.tat or now
