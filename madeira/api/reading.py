@@ -4,13 +4,19 @@ A body's announced length is checked first; a chunked one is read up to the limi
 given up, so that it cannot keep a thread.
 """
 
-from collections.abc import Mapping
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from madeira.api.problems import Problem
 
 #: Seconds without a byte after which a sender is given up.
-STALL_S: Final = 10.0
+STALL_S: Final = 10
+
+_STALL: Final = struct.pack("ll", STALL_S, 0)
+_FOREVER: Final = struct.pack("ll", 0, 0)
 
 #: Media type of a request body.
 JSON: Final = "application/json"
@@ -60,17 +66,28 @@ def _length(announced: str, limit: int) -> int:
 
 
 def _read(environ: Mapping[str, Any], size: int) -> bytes:
-    connection = environ.get("gunicorn.socket")
-    if connection is not None:
-        connection.settimeout(STALL_S)
     try:
-        raw: bytes = environ["wsgi.input"].read(size)
-    except TimeoutError:
-        raise Problem(408, f"no byte of the body came for {STALL_S:g} seconds") from None
+        with _hurried(environ.get("gunicorn.socket")):
+            raw: bytes = environ["wsgi.input"].read(size)
+    except BlockingIOError:
+        raise Problem(408, f"no byte of the body came for {STALL_S} seconds") from None
     # What a server raises for malformed chunks or a lost connection is its own business; none of it is an event.
     except Exception:  # noqa: BLE001
         raise Problem(400, "the body could not be read: it is malformed or was cut off") from None
     return raw
+
+
+@contextmanager
+def _hurried(connection: socket.socket | None) -> Iterator[None]:
+    """Let the kernel end a read that waits too long: Python's own timeout would cost a poll before each send and receive."""
+    if connection is None:
+        yield
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
+    try:
+        yield
+    finally:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
 
 
 def _too_large(limit: int) -> Problem:
