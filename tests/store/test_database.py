@@ -70,6 +70,18 @@ def test_a_server_that_is_away_is_told_in_time(away: Database) -> None:
         away.connect()
 
 
+def test_the_probe_asks_now(own_postgres: OwnPostgres) -> None:
+    """Yes while Postgres answers, no while it is away, yes again when it is back."""
+    database = Database(url=own_postgres.url, application="tests", pool_max=1)
+    database.open()
+    assert database.probe()
+    own_postgres.kill()
+    assert not database.probe(0.2)
+    own_postgres.start()
+    assert database.probe()
+    database.close()
+
+
 def test_an_exhausted_pool_is_told_in_time(database_url: str) -> None:
     """All connections in use: the next caller waits its time and is told; afterwards all is well."""
     database = Database(url=database_url, application="tests", pool_max=2, connect_timeout_s=0.2)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from madeira.errors import IllegalTransition
+from madeira.errors import IllegalTransition, StoreUnavailable
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import MAX_ROUTE_FAILURES, DeliveryStatus, EventStatus, FailureClass
-from madeira.store import events
+from madeira.store import events, timeline
 from tests.store.making import (
     GIVE_UP,
     RETRY,
@@ -281,3 +281,25 @@ def test_a_digest_is_a_digest(conn: Connection) -> None:
     """A body digest of another length is a mistake of the caller that the database refuses."""
     with pytest.raises(psycopg.errors.CheckViolation):
         events.insert(conn, [new_event(body_sha256=hashlib.md5(b"").digest())])
+
+
+def test_a_row_that_is_neither_inserted_nor_found_is_not_accepted(conn: Connection) -> None:
+    """Something removes rows as fast as they come: the sender is told to try again, and never that the event is in."""
+    conn.execute("CREATE FUNCTION vanish() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    conn.execute("CREATE TRIGGER vanish BEFORE INSERT ON event FOR EACH ROW EXECUTE FUNCTION vanish()")
+    with pytest.raises(StoreUnavailable, match="come and go"):
+        events.insert(conn, [new_event()])
+
+
+def test_the_timeline_shows_the_newest_events_and_their_attempts(conn: Connection) -> None:
+    """From a moment on, the earliest first, at most so many; with each attempt and what follows it."""
+    routed(conn, event_id="before")
+    since = timeline.now(conn)
+    [ref] = routed(conn, event_id="one")
+    settled(conn, claimed(conn, ref), RETRY)
+    accept(conn, event_id="two")
+    shown, [attempt] = timeline.recent(conn, since)
+    assert [event["event_id"] for event in shown] == ["one", "two"]
+    assert (attempt["seq"], attempt["endpoint"], attempt["outcome"], attempt["is_latest"]) == (ref.seq, "a", "retryable", True)
+    assert 59 < attempt["next_in_s"] <= 60
+    assert [event["event_id"] for event in timeline.recent(conn, since, limit=1)[0]] == ["two"]

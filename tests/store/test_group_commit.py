@@ -14,7 +14,7 @@ from madeira.records import Accepted, Claimed, NewEvent
 from madeira.store import events
 from madeira.store.database import Database
 from madeira.store.deliveries import ClaimRequest, SettleRequest, claim, settle
-from madeira.store.group_commit import GroupCommit
+from madeira.store.group_commit import GroupCommit, _Lost, _Waiter
 from tests.servers import OwnPostgres
 from tests.store.making import RETRY, Connection, claimed, log_of, new_event, routed, token, verdict
 from tests.store.waiting import at_once, good, terminate, until, waits_for_a_lock
@@ -320,6 +320,43 @@ def test_a_connection_that_is_lost_in_the_middle(
         assert isinstance(caller.outcome(), StoreUnavailable)
         gate.open()
         assert group.submit(2, 30) == 2
+
+
+def test_a_connection_that_is_lost_while_items_are_run_singly(own_database: Database, make: Groups) -> None:
+    """After a data error the items go one by one; those behind a loss are told at once, and the next group goes on."""
+    done: list[int] = []
+
+    def run(c: Connection, items: list[int]) -> list[int]:
+        if len(items) > 1:
+            raise ValueError("one of them is bad")
+        if items == [1]:
+            c.close()
+            c.execute("SELECT 1")
+        done.extend(items)
+        return items
+
+    group = make(own_database, run)
+    waiters = [_Waiter[int, int](item) for item in range(4)]
+    group._commit(waiters)
+    assert [type(waiter.error) for waiter in waiters] == [type(None), _Lost, _Lost, _Lost]
+    assert group.submit(9, 30) == 9
+    assert done == [0, 9]
+
+
+def test_a_server_that_takes_no_more_writes_is_left(own_database: Database, make: Groups) -> None:
+    """After a failover the old server is read-only: the group goes to a new connection instead of failing for ever."""
+    runs: list[int] = []
+
+    def run(c: Connection, items: list[NewEvent]) -> list[Accepted]:
+        runs.append(len(items))
+        if len(runs) == 1:
+            c.execute("SET default_transaction_read_only = on")
+        return events.insert(c, items)
+
+    group = make(own_database, run, rerun_unknown=True)
+    group.start()
+    assert not group.submit(new_event(), 30).duplicate
+    assert runs == [1, 1]
 
 
 class ReplyLost:
