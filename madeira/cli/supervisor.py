@@ -170,6 +170,16 @@ class Supervisor:
             signal.signal(sig, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
 
+    def ask_to_stop(self) -> None:
+        """What SIGINT and SIGTERM do."""
+        self._signals += 1
+        self._wake.set()
+
+    def ask_to_reload(self) -> None:
+        """What SIGHUP does."""
+        self._reload = True
+        self._wake.set()
+
     @property
     def stopping(self) -> bool:
         """Whether it was told to stop."""
@@ -230,12 +240,10 @@ class Supervisor:
         self._note_sessions([p.pid for p in programs if p is not None])
 
     def _on_stop(self, _signal: int, _frame: FrameType | None) -> None:
-        self._signals += 1
-        self._wake.set()
+        self.ask_to_stop()
 
     def _on_reload(self, _signal: int, _frame: FrameType | None) -> None:
-        self._reload = True
-        self._wake.set()
+        self.ask_to_reload()
 
 
 class _Watched:
