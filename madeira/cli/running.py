@@ -90,7 +90,7 @@ class DataFolder:
         """The note of whoever runs, or of the last one that did not end in order."""
         try:
             values: Mapping[str, Any] = json.loads(self._note.read_text())
-            return Note(**{f.name: values[f.name] for f in fields(Note)})
+            return Note(**{f.name: values[f.name] for f in fields(Note)} | {"sessions": tuple(values["sessions"])})
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
