@@ -8,9 +8,12 @@ it at that moment and hands it to `page` as a `Snapshot`.
 ``PROMETHEUS_MULTIPROC_DIR`` must be in the environment before this module is imported (`settings.multiproc_dir` does it).
 """
 
+import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import add
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +30,7 @@ from prometheus_client import (
     multiprocess,
 )
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.mmap_dict import MmapedDict
 
 from madeira.log import get
 
@@ -38,6 +42,12 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 #: Upper bounds in seconds, from the idle way of an event to a day of retries.
 _LATENCY: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 21600, 86400)
+
+#: Stands for the process id in the names of the files that hold the sums of the dead.
+_NOBODY: Final = "0"
+
+#: Kinds of files whose numbers outlive their process, and how two of them become one.
+_FOLDED: Final[Mapping[str, Callable[[float, float], float]]] = {"counter": add, "histogram": add, "gauge_max": max}
 
 log = get(__name__)
 
@@ -103,8 +113,10 @@ def page(*snapshots: Metric) -> bytes:
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
         return generate_latest(REGISTRY) + _text(snapshots)
-    _drop_gauges_of_the_dead(Path(folder))
-    return _text(_merged(Path(folder))) + _text(snapshots)
+    with _alone(Path(folder)):
+        _fold_the_dead(Path(folder))
+        families = _merged(Path(folder))
+    return _text(families) + _text(snapshots)
 
 
 def clear(folder: Path) -> None:
@@ -169,9 +181,36 @@ def _is_readable(file: str) -> bool:
     return True
 
 
-def _drop_gauges_of_the_dead(folder: Path) -> None:
-    """Remove the "live" gauges of processes that were killed and could not do it themselves."""
-    for file in folder.glob("gauge_live*_*.db"):
-        pid = file.stem.rsplit("_", 1)[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One page at a time: between adding a dead process's counts to the sums and removing its file they are there twice."""
+    with (folder / "page.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fold_the_dead(folder: Path) -> None:
+    """Add the numbers of processes that are gone to one file, else restarts would fill the disk and slow each page down.
+
+    Gauges of the kind "live" just go: they tell of processes that are there.
+    """
+    for file in folder.glob("*.db"):
+        kind, _, pid = file.stem.rpartition("_")
+        if pid == _NOBODY or not pid.isdigit() or Path(f"/proc/{pid}").exists():
+            continue
+        if kind.startswith("gauge_live"):
             file.unlink(missing_ok=True)
+        elif kind in _FOLDED:
+            _fold(file, folder / f"{kind}_{_NOBODY}.db", _FOLDED[kind])
+
+
+def _fold(file: Path, into: Path, combine: Callable[[float, float], float]) -> None:
+    try:
+        numbers = [(key, value) for key, value, _, _ in MmapedDict.read_all_values_from_file(str(file))]  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001  # a torn file, of which `_is_readable` tells
+        return
+    sums = MmapedDict(str(into))  # type: ignore[no-untyped-call]
+    for key, value in numbers:
+        sums.write_value(key, combine(sums.read_value(key)[0], value), 0.0)  # type: ignore[no-untyped-call]
+    sums.close()  # type: ignore[no-untyped-call]
+    file.unlink(missing_ok=True)

@@ -68,6 +68,21 @@ def test_counts_survive_a_killed_process_and_a_reload(api: Api) -> None:
     assert number(api, "madeira_ingress_requests_total", outcome="accepted", source="shop") == 20
 
 
+def test_workers_that_come_and_go_leave_no_files_behind(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
+    """Processes replaced every few requests: the count stays exact at every scrape, and the number of files is bounded."""
+    often = serve(database_url, redis_url).start("--max-requests", "5")
+    folder = Path(often.env["MADEIRA_DATA_DIR"]) / "metrics" / "api"
+    seen: set[int] = set()
+    accepted = 0
+    while len(seen) < 12:
+        assert often.post(event(f"e{accepted}")).status == 202
+        accepted += 1
+        seen.update(often.worker_pids)
+    for _ in range(10):
+        assert number(often, "madeira_ingress_requests_total", outcome="accepted", source="shop") == accepted
+    assert len(list(folder.glob("*.db"))) <= 5 * 4
+
+
 def test_a_new_start_begins_anew(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """The files of a former run do not pile up, nor do its counts."""
     api = serve(database_url, redis_url).start()
