@@ -51,59 +51,67 @@ def unguarded(conn: Connection, put: Any, *args: Any) -> None:
     conn.execute("SET session_replication_role = DEFAULT")
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(DeliveryStatus, repeat=2)))
-def test_a_delivery_moves_only_as_the_table_says(conn: Connection, before: DeliveryStatus, after: DeliveryStatus) -> None:
-    """Each pair of states: allowed by the database if and only if DELIVERY_MOVES has it (standing still is no move)."""
+def allows(conn: Connection, put: Any, *args: Any) -> bool:
+    """Whether the database lets it happen; if not, the guard of the states must be the reason."""
+    try:
+        put(conn, *args)
+    except psycopg.errors.CheckViolation as e:
+        if "no move leads" not in str(e) and "is born" not in str(e):
+            raise
+        return False
+    return True
+
+
+def test_a_delivery_moves_only_as_the_table_says(conn: Connection) -> None:
+    """Of all pairs of states the database allows exactly those of DELIVERY_MOVES (standing still is no move)."""
     [ref] = routed(conn)
-    unguarded(conn, put_delivery, ref.delivery_id, before)
-    if before is after is DeliveryStatus.DELIVERING:
-        expire(conn, ref.delivery_id)
-    if (before, after) in DELIVERY_MOVES or (before is after and before is not DeliveryStatus.DELIVERING):
-        put_delivery(conn, ref.delivery_id, after)
-    else:
-        with pytest.raises(psycopg.errors.CheckViolation, match=f"no move leads from {before} to {after}"):
-            put_delivery(conn, ref.delivery_id, after)
+    allowed = set()
+    for before, after in product(DeliveryStatus, repeat=2):
+        unguarded(conn, put_delivery, ref.delivery_id, before)
+        if before is DeliveryStatus.DELIVERING:
+            expire(conn, ref.delivery_id)
+        if allows(conn, put_delivery, ref.delivery_id, after):
+            allowed.add((before, after))
+    still = {(status, status) for status in DeliveryStatus}
+    assert allowed == {move for move in DELIVERY_MOVES if move[0] is not None} | still
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(EventStatus, repeat=2)))
-def test_an_event_moves_only_as_the_table_says(conn: Connection, before: EventStatus, after: EventStatus) -> None:
-    """Each pair of states: allowed by the database if and only if EVENT_MOVES has it (standing still is no move)."""
+def test_an_event_moves_only_as_the_table_says(conn: Connection) -> None:
+    """Of all pairs of states the database allows exactly those of EVENT_MOVES (standing still is no move)."""
     [ref] = routed(conn)
-    unguarded(conn, put_event, ref.seq, before)
-    if (before, after) in EVENT_MOVES or before is after:
-        put_event(conn, ref.seq, after)
-    else:
-        with pytest.raises(psycopg.errors.CheckViolation, match=f"no move leads from {before} to {after}"):
-            put_event(conn, ref.seq, after)
+    allowed = set()
+    for before, after in product(EventStatus, repeat=2):
+        unguarded(conn, put_event, ref.seq, before)
+        if allows(conn, put_event, ref.seq, after):
+            allowed.add((before, after))
+    still = {(status, status) for status in EventStatus}
+    assert allowed == {move for move in EVENT_MOVES if move[0] is not None} | still
 
 
-@pytest.mark.parametrize("status", list(DeliveryStatus))
-def test_a_delivery_is_born_pending_or_dead(conn: Connection, status: DeliveryStatus) -> None:
-    """An INSERT in any other state is refused."""
+def bear_delivery(conn: Connection, seq: int, status: DeliveryStatus) -> None:
+    name = f"'{status}'"
+    columns = {"event_seq": str(seq), "endpoint": name, "lane": name, "trace_id": "'t'", "status": name} | BESIDE[status]
+    conn.execute(f"INSERT INTO delivery ({', '.join(columns)}) VALUES ({', '.join(columns.values())})".encode())
+
+
+def test_a_delivery_is_born_pending_or_dead(conn: Connection) -> None:
+    """An INSERT in any other state is refused, as DELIVERY_MOVES says."""
     [ref] = routed(conn)
-    columns = {"event_seq": str(ref.seq), "endpoint": "'b'", "lane": "'b'", "trace_id": "'t'", "status": f"'{status}'"}
-    columns |= BESIDE[status]
-    statement = f"INSERT INTO delivery ({', '.join(columns)}) VALUES ({', '.join(columns.values())})".encode()
-    if (None, status) in DELIVERY_MOVES:
-        conn.execute(statement)
-    else:
-        with pytest.raises(psycopg.errors.CheckViolation, match="born"):
-            conn.execute(statement)
+    born = {(None, status) for status in DeliveryStatus if allows(conn, bear_delivery, ref.seq, status)}
+    assert born == {move for move in DELIVERY_MOVES if move[0] is None}
 
 
-@pytest.mark.parametrize("status", list(EventStatus))
-def test_an_event_is_born_pending(conn: Connection, status: EventStatus) -> None:
-    """An INSERT in any other state is refused."""
-    route_at = COUNTS[status][0]
-    statement = (
+def bear_event(conn: Connection, status: EventStatus) -> None:
+    conn.execute(
         "INSERT INTO event (source, event_id, event_type, payload, body_sha256, trace_id, status, route_at) "
-        f"VALUES ('s', 'i', 't', '1', sha256(''), 't', '{status}', {route_at})"
-    ).encode()
-    if (None, status) in EVENT_MOVES:
-        conn.execute(statement)
-    else:
-        with pytest.raises(psycopg.errors.CheckViolation, match="born"):
-            conn.execute(statement)
+        f"VALUES ('s', '{status}', 't', '1', sha256(''), 't', '{status}', {COUNTS[status][0]})".encode()
+    )
+
+
+def test_an_event_is_born_pending(conn: Connection) -> None:
+    """An INSERT in any other state is refused, as EVENT_MOVES says."""
+    born = {(None, status) for status in EventStatus if allows(conn, bear_event, status)}
+    assert born == {move for move in EVENT_MOVES if move[0] is None}
 
 
 def test_a_claim_whose_lease_runs_cannot_be_taken_over_by_any_statement(conn: Connection) -> None:
