@@ -93,6 +93,11 @@ class Traffic:
     def accepted(self) -> int:
         return sum(post.done() for post in self._posts)
 
+    def wait_under_way(self) -> None:
+        """Wait until some of what was asked for last is accepted."""
+        wanted = len(self._posts) - 40
+        wait_until(lambda: self.accepted >= wanted, 30, what="the traffic")
+
     def _post_one(self, n: int) -> str:
         event_id = f"crash-{n}"
         body = b'{"event_id": "%b", "event_type": "a.b", "payload": {"n": %d}}' % (event_id.encode(), n)
@@ -240,6 +245,13 @@ def rows(madeira: Madeira, statement: str, *params: Any) -> list[dict[str, Any]]
         return madeira.rows(statement, *params)
 
 
+def attempts(madeira: Madeira, event_id: str) -> list[dict[str, Any]]:
+    """The attempts of an event, also from a Postgres that may have been killed since the last time."""
+    with contextlib.suppress(psycopg.OperationalError):
+        return madeira.attempts(event_id)
+    return madeira.attempts(event_id)
+
+
 def claims_older_than(madeira: Madeira, moment: float) -> int:
     """Deliveries that are still in the hands that took them before `moment` (Unix seconds)."""
     statement = "SELECT count(*) FROM delivery WHERE status = 'delivering' AND claimed_at < to_timestamp(%s)"
@@ -321,16 +333,52 @@ def table(faults: Sequence[Fault], ended: Sequence[Claim], accepted: int, finish
     yield f"{'killed or frozen':<18}{'times':>6}{'could hold':>12}{'held':>6}{'called':>8}{'late':>6}{'mean s':>8}"
     for kind in dict.fromkeys(f.kind for f in faults):
         group = [f for f in faults if f.kind == kind]
+        held, lost, called, late = (sum(getattr(f, name) for f in group) for name in ("hands", "lost", "called", "late"))
         mean = sum(f.until - f.at for f in group) / len(group)
-        numbers = (
-            sum(f.hands for f in group),
-            sum(f.lost for f in group),
-            sum(f.called for f in group),
-            sum(f.late for f in group),
-        )
-        yield f"{kind:<18}{len(group):>6}{numbers[0]:>12}{numbers[1]:>6}{numbers[2]:>8}{numbers[3]:>6}{mean:>8.1f}"
+        yield f"{kind:<18}{len(group):>6}{held:>12}{lost:>6}{called:>8}{late:>6}{mean:>8.1f}"
     calls = sum(c.calls for c in ended)
     again = sum(c.calls for c in ended if c.lost)
     yield f"events: {accepted} accepted, {sum(finished.values())} ended ({', '.join(f'{n} {s}' for s, n in finished.items())})"
     yield f"calls: {calls} = {calls - again} with a verdict + {again} in killed or frozen hands"
     yield f"claims lost before their call was made: {sum(c.lost and not c.calls for c in ended)}"
+
+
+class Kept:
+    """Dramatiq masters that are started again whenever one ends, as a supervisor does."""
+
+    def __init__(self, madeira: Madeira, **commands: Sequence[str]) -> None:
+        self._madeira = madeira
+        self._commands = commands
+        self.processes = {name: madeira.start(name, command) for name, command in commands.items()}
+        self.restarts: Counter[str] = Counter()
+
+    def tend(self) -> None:
+        """Start again what has ended."""
+        for name, process in self.processes.items():
+            if process.popen.poll() is not None:
+                assert process.popen.returncode != 0, f"a supervisor that restarts on failure would not see {name} end"
+                self.restarts[name] += 1
+                self.processes[name] = self._madeira.start(name, self._commands[name])
+
+
+def dramatiq(*options: str, modules: Sequence[str] = ("madeira.actors",), threads: int = 4) -> list[str]:
+    """The command line of a Dramatiq master with one process."""
+    return ["dramatiq", *modules, "-p", "1", "-t", str(threads), *options]
+
+
+def holders(madeira: Madeira, delivery: int) -> set[int]:
+    """The worker process that has a delivery in its hands now, as Redis has it."""
+    held = madeira.redis.hgetall(f"{madeira.namespace}:deliver:held")
+    ours = {pid for process in madeira.processes if process.popen.poll() is None for pid in process.children()}
+    return {_pid_of(note) for key, note in held.items() if key.startswith(b"%d:" % delivery)} & ours
+
+
+def killing(madeira: Madeira) -> Callable[[Call], Answer]:
+    """A script that kills the worker process that makes the call, and would answer 200 if that failed."""
+
+    def kill(call: Call) -> Answer:
+        for pid in holders(madeira, _claim_of(call)[0]):
+            os.kill(pid, signal.SIGKILL)
+        return Answer()
+
+    return kill
