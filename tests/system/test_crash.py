@@ -65,11 +65,9 @@ def play(cast: Cast, traffic: Traffic, faults: list[Fault], n: int) -> None:
     start = n % len(crash.FAULTS)
     order = [*crash.FAULTS[start:], *crash.FAULTS[:start]]
     for i, (kind, strike, hands) in enumerate(order):
-        share = EVENTS * (i + 1) // len(order) - EVENTS * i // len(order)
-        arrived, accepted = cast.receiver.count(), traffic.accepted
-        traffic.post(share)
-        wait_until(lambda: traffic.accepted >= accepted + share // 4, 30, what="the traffic")
-        cast.receiver.wait_until(lambda: cast.receiver.count() > arrived and cast.receiver.in_progress >= 3, 30)
+        traffic.post(EVENTS * (i + 1) // len(order) - EVENTS * i // len(order))
+        traffic.wait_under_way()
+        cast.receiver.wait_until(lambda: cast.receiver.in_progress >= 3, 30, what="calls under way")
         fault = Fault(kind, time.time(), hands)
         faults.append(fault)
         strike(cast)
