@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from madeira import log
 from madeira.api import problems
 from madeira.delivery import signing
 from madeira.records import Source
+
+_log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class Authenticator:
         # An unknown source costs the same work with a secret that nobody has.
         keys = known.secrets if known is not None else self._nobody
         if not self._signed(keys, environ, raw) or known is None:
+            # For whoever is on call; the sender learns nothing of it.
+            _log.info(
+                "auth.refused", source=name[:64], known=known is not None, timestamp=environ.get("HTTP_X_MADEIRA_TIMESTAMP")
+            )
             raise problems.unauthorized()
         return known.name
 

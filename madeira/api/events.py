@@ -20,7 +20,7 @@ from madeira.api.problems import FieldError, Problem
 from madeira.api.strict_json import NotStrictJson
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
 from madeira.errors import BrokerUnavailable, IllegalTransition, StoreUnavailable
-from madeira.records import Accepted, DeliveryRef
+from madeira.records import Accepted, DeliveryRef, NewEvent
 from madeira.store import events as store
 from madeira.store.database import Database
 
@@ -62,9 +62,6 @@ class Events:
             outcome = "duplicate" if accepted.duplicate else "accepted"
             resp.status = falcon.HTTP_200 if accepted.duplicate else falcon.HTTP_202
             resp.data = _receipt(accepted)
-        except StoreUnavailable:
-            outcome = "unavailable"
-            raise
         except Problem as e:
             outcome = _OUTCOMES.get(e.status_code, "failed")
             raise
@@ -81,8 +78,14 @@ class Events:
         except NotStrictJson as e:
             raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
         event = validation.new_event(document, source=source, raw=raw, environ=environ)
-        accepted = self._patience.commit(event)
+        try:
+            accepted = self._patience.commit(event)
+        except StoreUnavailable as e:
+            _log.warning("intake.unavailable", reason=str(e), **_names(event))
+            raise problems.unavailable("the store cannot be reached; nothing is promised, send the event again") from None
+        _log.debug("intake.accepted", seq=accepted.seq, duplicate=accepted.duplicate, **_names(event))
         if accepted.conflict:
+            _log.warning("intake.conflict", seq=accepted.seq, **_names(event))
             raise Problem(
                 409,
                 "an event with this id was accepted before, with other content; it is unchanged",
@@ -181,6 +184,10 @@ def envelope(found: dict[str, Any]) -> bytes:
         attempt["sha256"] = attempt["sha256"].hex() if attempt["sha256"] else None
     head = json.dumps(rest, default=_jsonable)
     return f'{head[:-1]}, "parameters": {found["parameters"] or "null"}, "payload": {found["payload"]}}}'.encode()
+
+
+def _names(event: NewEvent) -> dict[str, str]:
+    return {"source": event.source, "event_id": event.event_id, "trace_id": event.trace_id}
 
 
 def _receipt(accepted: Accepted) -> bytes:

@@ -101,7 +101,7 @@ def test_without_postgres_nothing_is_promised(
     replies = post_all(api, [f"away{n}" for n in range(60)], parallel=20)
     slowest = max(r.duration_s for r in replies)
     assert slowest < POSTGRES_AWAY_S, f"the slowest post took {slowest:.3f} s"
-    looks = [api.get("/v1/events/warm0?source=shop", admin=True) for _ in range(3)]
+    looks = [api.get("/v1/events/warm0?source=shop", admin=True) for _ in range(2)]
     slowest = max(r.duration_s for r in looks)
     assert slowest < POSTGRES_AWAY_S, f"the slowest look took {slowest:.3f} s"
     replies += looks
