@@ -153,7 +153,9 @@ def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled) -> Non
     if settled.status is None:
         return
     if settled.status == DeliveryStatus.PENDING:
-        raise dramatiq.Retry(delay=max(0, round(settled.delay_s * 1000)))
+        # What has passed since Postgres told the delay is not added to it, or Redis would have the delivery due later.
+        left_s = settled.delay_s - (time.monotonic() - settled.read_at)
+        raise dramatiq.Retry(delay=max(0, round(left_s * 1000)))
     hand.forget()
     if settled.status == DeliveryStatus.DEAD:
         hand.follow.append(ensure_dead_letter(DeliveryRef(claim.delivery_id, claim.seq, claim.lane)))

@@ -175,6 +175,8 @@ class Settled:
     event_status: EventStatus | None = None
     #: accepted -> now in seconds, for ``delivery_latency_seconds``.
     latency_s: float = 0.0
+    #: Reading of the monotonic clock from which `delay_s` counts.
+    read_at: float = field(default=0.0, compare=False)
 
 
 #: Attempts after which a delivery is dead, unless its endpoint says otherwise.

@@ -7,6 +7,7 @@ The database's clock decides what is due and what has run out, never a worker's.
 that makes both safe to ask again when the reply to a commit was lost.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -325,18 +326,20 @@ def settle(conn: psycopg.Connection[Any], requests: Sequence[SettleRequest]) -> 
 
 def _settle_now(conn: psycopg.Connection[Any], requests: list[SettleRequest]) -> dict[tuple[int, str], Settled]:
     rows = conn.execute(_SETTLE, _verdict_columns(requests), binary=True).fetchall()
+    read_at = time.monotonic()
     events = {seq: (EventStatus(status), age_s) for seq, delivery_id, _, status, age_s in rows if delivery_id is None}
     return {
-        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, *events[seq])
+        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, *events[seq], read_at)
         for seq, delivery_id, token, status, delay_s in rows
         if delivery_id is not None
     }
 
 
 def _settled_before(conn: psycopg.Connection[Any], requests: list[SettleRequest]) -> dict[tuple[int, str], Settled]:
-    rows = conn.execute(_SETTLED_BEFORE, _claim_columns(requests), binary=True)
+    rows = conn.execute(_SETTLED_BEFORE, _claim_columns(requests), binary=True).fetchall()
+    read_at = time.monotonic()
     return {
-        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, EventStatus(event_status), latency_s)
+        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, EventStatus(event_status), latency_s, read_at)
         for delivery_id, token, status, delay_s, event_status, latency_s in rows
     }
 

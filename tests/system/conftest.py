@@ -73,6 +73,9 @@ class Stage:
 
     def clear(self) -> None:
         """Let go of what a test that failed left frozen or held."""
+        self.server.resume()
+        self.worker.thaw()
+        self.router.thaw()
         for cast in self._casts:
             cast.let_go()
         self._casts.clear()

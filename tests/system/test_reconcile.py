@@ -1,0 +1,182 @@
+"""Reconcile finds exactly what is missing, and does no harm whenever, however often and by whomever it is run.
+
+No scheduler runs in these tests: the workers' own safety net asks for each reconcile.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from dramatiq import Message
+
+from madeira.broker.queues import DELIVER, ROUTE, Ensure
+from tests.receiver import Answer, Gate
+from tests.system.conftest import Stage
+from tests.system.harness import wait_until
+from tests.system.states import BRISK, calls_by_event
+
+#: What a scheduler sends each minute.
+TICK: Message[Any] = Message(queue_name="reconcile", actor_name="reconcile", args=(), kwargs={}, options={})
+
+#: How exactly the beginning of a run is known, from its end and its duration.
+JITTER = timedelta(milliseconds=5)
+
+
+def found(stage: Stage, since: datetime) -> dict[str, int]:
+    """What all reconciles since a moment of Postgres' clock found, by kind."""
+    rows = stage.madeira.rows(
+        "SELECT key, sum(value::int)::int AS n FROM reconcile_run, jsonb_each_text(counts) WHERE finished_at > %s GROUP BY key",
+        since,
+    )
+    return {row["key"]: row["n"] for row in rows}
+
+
+def database_now(stage: Stage) -> Any:
+    """The moment by Postgres' clock."""
+    return stage.madeira.value("SELECT clock_timestamp()")
+
+
+def test_reconcile_finds_exactly_what_is_missing_and_nothing_else(stage: Stage) -> None:
+    redis = stage.madeira.redis
+    cast = stage.cast()
+    cast.outlast_a_reconcile()
+    since = database_now(stage)
+    cast.outlast_a_reconcile()
+    assert found(stage, since) == {}, "events in every state, and nothing is missing"
+    (waiting, *_), (unrouted, *_) = redis.zrange("m:deliver:lane:capped", 0, -1), redis.zrange("m:route:lane:-", 0, -1)
+    assert redis.zrem("m:deliver:lane:capped", waiting)
+    assert redis.zrem("m:route:lane:-", unrouted)
+    cast.outlast_a_reconcile()
+    assert found(stage, since) == {"delivery_not_queued": 1, "event_not_queued": 1}
+    assert redis.zscore("m:deliver:lane:capped", waiting) is not None
+    cast.leave()
+    cast.outlast_a_reconcile()
+    assert found(stage, since) == {"delivery_not_queued": 1, "event_not_queued": 1}
+
+
+def test_a_delayed_delivery_is_due_in_redis_when_it_is_due_in_postgres(stage: Stage) -> None:
+    madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
+    receiver.forget()
+    receiver.answer("/flaky", Answer(status=503))
+    ids = madeira.post_many(40, "flaky.x")
+    pending = (
+        "SELECT d.id || ':' || d.event_seq || ':' || d.lane AS key, extract(epoch FROM d.next_attempt_at)::float8 * 1000 AS due "
+        "FROM delivery d JOIN event e ON e.seq = d.event_seq "
+        "WHERE e.event_id = ANY(%s) AND d.status = 'pending' AND d.attempt = 1"
+    )
+    wait_until(lambda: len(madeira.rows(pending, ids)) == 40, what="forty retries", every=0.005)
+    apart_ms = clocks_apart_ms(stage)
+    in_redis = dict(redis.zrange("m:deliver:delayed", 0, -1, withscores=True))
+    in_postgres = {row["key"].encode(): row["due"] for row in madeira.rows(pending, ids)}
+    both = in_redis.keys() & in_postgres.keys()
+    assert len(both) > 20
+    late = sorted(in_redis[key] - in_postgres[key] - apart_ms for key in both)
+    print(
+        f"due in Redis later than in Postgres by {late[0]:.2f} to {late[-1]:.2f} ms, in the middle {median(late):.2f}; clocks apart {apart_ms:.3f}"
+    )
+    receiver.answer("/flaky", Answer())
+    madeira.wait_all()
+    assert min(late) > -5
+    # A few may have waited for the processor on their way from Postgres to Redis.
+    assert median(late) < 10
+    assert max(late) < 100
+
+
+def clocks_apart_ms(stage: Stage) -> float:
+    """Redis' clock minus Postgres', from the closest of several readings."""
+    readings, redis = [], stage.madeira.redis
+    for _ in range(20):
+        before = time.monotonic()
+        seconds, micros = redis.time()
+        between = time.monotonic()
+        postgres = stage.madeira.value("SELECT extract(epoch FROM clock_timestamp())::float8")
+        readings.append((time.monotonic() - before, (seconds + micros / 1e6 + (between - before) / 2 - postgres) * 1000))
+    return min(readings)[1]
+
+
+def test_a_queue_that_is_waited_in_longer_than_the_grace_makes_no_duplicates(stage: Stage) -> None:
+    madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
+    receiver.forget()
+    receiver.answer("/refuse", Answer())
+    since = database_now(stage)
+    ids = madeira.post_many(100, "refuse.x")
+    wait_until(lambda: stage.queues.sizes([ROUTE])[ROUTE] == (0, 0, 0, 0), what="the end of routing")
+    places = stage.queues.sizes([DELIVER])[DELIVER]
+    assert places.ready + places.held + places.delayed <= 100
+    madeira.wait_all()
+    receiver.wait_idle()
+    # A hundred at fifty a second: the last one waited for many times the grace of a young row.
+    assert madeira.value("SELECT max(updated_at - created_at) > interval '1.5 s' FROM event WHERE event_id = ANY(%s)", ids)
+    assert found(stage, since) == {}
+    assert calls_by_event(receiver) == dict.fromkeys(ids, 1)
+    assert redis.zcard("m:deliver:delayed") == 0
+
+
+def test_many_reconciles_at_once_find_what_is_missing_once_and_take_turns(stage: Stage) -> None:
+    madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
+    receiver.forget()
+    receiver.answer("/good", Answer())
+    since = database_now(stage)
+    stage.worker.freeze()
+    ids = madeira.post_many(100, "good.x")
+    wait_until(lambda: stage.queues.sizes([DELIVER])[DELIVER].ready == 100, what="a hundred deliveries that wait")
+    # The ticks of ten schedulers, while three persons run it by hand.
+    for n in range(10):
+        stage.queues.enqueue("reconcile", f"tick-{n}", TICK.encode())
+    redis.delete("m:deliver:lane:good")
+    by_hand = [madeira.start(f"by-hand-{n}", ["madeira", "reconcile", "--json"]) for n in range(3)]
+    stage.worker.thaw()
+    madeira.wait_all()
+    receiver.wait_idle()
+    assert [process.popen.wait(20) for process in by_hand] == [0, 0, 0]
+    assert calls_by_event(receiver) == dict.fromkeys(ids, 1)
+    assert receiver.overlaps == {}
+    assert found(stage, since) == {"delivery_not_queued": 100}
+    wait_until(lambda: stage.queues.sizes(["reconcile"])["reconcile"].ready == 0, what="the ticks' end")
+    runs = madeira.rows("SELECT finished_at - duration_s * interval '1 s' AS began, finished_at FROM reconcile_run ORDER BY id")
+    assert all(earlier["finished_at"] <= later["began"] + JITTER for earlier, later in pairwise(runs)), "one at a time"
+
+
+def test_an_event_whose_commit_comes_after_its_key_is_routed(stage: Stage) -> None:
+    madeira, receiver = stage.madeira, stage.receiver
+    receiver.forget()
+    receiver.answer("/good", Answer())
+    model = madeira.post("good.x")
+    madeira.wait_all()
+    copied = "source, event_type, payload, body_sha256, trace_id"
+    with stage.database.connection() as conn:
+        inserted = conn.execute(
+            f"INSERT INTO event ({copied}, event_id, route_at) "
+            f"SELECT {copied}, 'e-late', clock_timestamp() FROM event WHERE event_id = %s RETURNING seq",
+            [model],
+        )
+        (row,) = inserted.fetchall()
+        stage.queues.ensure([Ensure(ROUTE, str(row[0]))])
+        wait_until(lambda: stage.queues.where(ROUTE, [str(row[0])])[0].kind == "delayed", what="another try")
+    madeira.wait_status("e-late", "succeeded")
+    assert calls_by_event(receiver) == {model: 1, "e-late": 1}
+
+
+def test_a_worker_whose_threads_are_busy_keeps_its_calls_and_reconcile_runs_beside_them(stage: Stage) -> None:
+    madeira, receiver = stage.madeira, stage.receiver
+    receiver.forget()
+    gate = Gate()
+    for lane in stage.lanes:
+        receiver.answer(f"/{lane}", Answer(hold=gate))
+    with ThreadPoolExecutor(4) as pool:
+        ids = [e for page in pool.map(lambda lane: madeira.post_many(8, f"{lane}.x", threads=2), stage.lanes) for e in page]
+    # Of eight threads a process deliveries may use six; the last of those is for a lane that holds none.
+    receiver.wait_for(10)
+    newest = "SELECT coalesce(max(id), 0) FROM reconcile_run"
+    reconciled, silent = madeira.value(newest), time.monotonic() + 1.4 * float(BRISK["MADEIRA_SILENCE_S"])
+    wait_until(lambda: time.monotonic() > silent, what="the silence of a process that is gone")
+    assert madeira.value(newest) > reconciled + 2
+    assert receiver.count() == receiver.in_progress <= 12
+    gate.set()
+    madeira.wait_all()
+    receiver.wait_idle()
+    assert calls_by_event(receiver) == dict.fromkeys(ids, 1)
+    assert receiver.overlaps == {}
