@@ -68,7 +68,9 @@ class GroupCommit(Generic[In, Out]):
     `StoreUnavailable`. When the data of one item is at fault, the items are run one by one, so that only its caller gets
     the error.
 
-    At most `max_group` items go into one group, and at most `max_waiting` may wait.
+    At most `max_group` items go into one group, and at most `max_waiting` may wait. After a group that several callers
+    shared the next one is given `gather_s` seconds to fill, since the callers just woken are about to come again: fewer
+    commits then carry the same load. A lone caller never waits for company.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class GroupCommit(Generic[In, Out]):
         after: Callable[[list[In], list[Out]], None] | None = None,
         max_group: int = 200,
         max_waiting: int = 10_000,
+        gather_s: float = 0.0,
         rerun_unknown: bool,
     ) -> None:
         self._name = name
@@ -88,6 +91,8 @@ class GroupCommit(Generic[In, Out]):
         self._after = after
         self._max_group = max_group
         self._max_waiting = max_waiting
+        self._gather_s = gather_s
+        self._shared = False
         self._rerun_unknown = rerun_unknown
         self._waiting: deque[_Waiter[In, Out]] = deque()
         self._changed = threading.Condition(threading.Lock())
@@ -168,7 +173,12 @@ class GroupCommit(Generic[In, Out]):
         with self._changed:
             while not self._waiting and not self._stopping:
                 self._changed.wait()
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_group))]
+        if self._shared and self._gather_s:
+            self._stop_asked.wait(self._gather_s)
+        with self._changed:
+            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_group))]
+        self._shared = len(group) > 1
+        return group
 
     def _commit(self, group: "list[_Waiter[In, Out]]") -> None:
         """Run a group until each of its items has its answer or its error."""

@@ -1,6 +1,7 @@
 """Group commit: many callers, one thread, one connection; a fault hits only whom it belongs to."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -438,3 +439,38 @@ def test_a_server_that_freezes_holds_nobody_for_longer_than_asked(own_postgres: 
         group.submit(event, 30)
     own_postgres.resume()
     until(lambda: isinstance(at_once(submit(group, new_event()))[0], Accepted))
+
+
+def test_company_is_waited_for_under_load_only(database: Database, make: Groups) -> None:
+    """A lone caller never waits for company; after a shared group the next one is given time to fill."""
+    started, go_on, groups = threading.Event(), threading.Event(), []
+
+    def run(_conn: Connection, items: list[Any]) -> list[Any]:
+        groups.append(items)
+        if items == ["first"]:
+            started.set()
+            go_on.wait(10)
+        return items
+
+    commits = make(database, run, gather_s=0.5)
+    threads = [threading.Thread(target=commits.submit, args=("first", 10))]
+    threads[0].start()
+    started.wait(10)
+    threads += [threading.Thread(target=commits.submit, args=("second", 10)) for _ in range(2)]
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: commits.waiting == 2)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    threads = [threading.Thread(target=commits.submit, args=("third", 10)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert groups == [["first"], ["second", "second"], ["third", "third"]]
+    commits.submit("clears", 10)
+    before = time.monotonic()
+    for _ in range(5):
+        commits.submit("alone", 10)
+    assert time.monotonic() - before < 0.5
