@@ -12,6 +12,7 @@ from typing import Final
 import redis
 
 from madeira.broker.broker import MadeiraBroker
+from madeira.broker.memory import warn_of_eviction
 from madeira.errors import BrokerUnavailable
 from madeira.log import get
 
@@ -78,13 +79,16 @@ class Pulse:
             self._rebuilding.release()
 
     def _run_beats(self) -> None:
-        away = False
+        met, away = False, False
         while not self._stopped.is_set():
             try:
                 self._broker.beat()
                 if away:
                     log.info("beat.back")
-                away = False
+                if away or not met:
+                    # What comes back may be another server, or one with other settings.
+                    warn_of_eviction(self._broker.wire.client)
+                met, away = True, False
                 self._after_beat()
             except BrokerUnavailable as e:
                 if not away:
