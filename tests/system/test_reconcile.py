@@ -61,28 +61,38 @@ def test_a_delayed_delivery_is_due_in_redis_when_it_is_due_in_postgres(stage: St
     madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
     receiver.forget()
     receiver.answer("/flaky", Answer(status=503))
-    ids = madeira.post_many(40, "flaky.x")
-    pending = (
-        "SELECT d.id || ':' || d.event_seq || ':' || d.lane AS key, extract(epoch FROM d.next_attempt_at)::float8 * 1000 AS due "
-        "FROM delivery d JOIN event e ON e.seq = d.event_seq "
-        "WHERE e.event_id = ANY(%s) AND d.status = 'pending' AND d.attempt = 1"
-    )
-    wait_until(lambda: len(madeira.rows(pending, ids)) == 40, what="forty retries", every=0.005)
+    madeira.post_many(40, "flaky.x")
     apart_ms = clocks_apart_ms(stage)
-    in_redis = dict(redis.zrange("m:deliver:delayed", 0, -1, withscores=True))
-    in_postgres = {row["key"].encode(): row["due"] for row in madeira.rows(pending, ids)}
-    both = in_redis.keys() & in_postgres.keys()
-    assert len(both) > 20
-    late = sorted(in_redis[key] - in_postgres[key] - apart_ms for key in both)
-    print(
-        f"due in Redis later than in Postgres by {late[0]:.2f} to {late[-1]:.2f} ms, in the middle {median(late):.2f}; clocks apart {apart_ms:.3f}"
-    )
+    late: dict[bytes, float] = {}
+
+    def look() -> bool:
+        postgres = due_in_postgres_ms(stage)
+        in_redis = dict(redis.zrange("m:deliver:delayed", 0, -1, withscores=True))
+        # What has not moved in the meantime can be compared.
+        same = dict(postgres.items() & due_in_postgres_ms(stage).items())
+        late.update({key: in_redis[key] - due - apart_ms for key, due in same.items() if key in in_redis})
+        return len(late) >= 30
+
+    wait_until(look, what="thirty retries", every=0.01)
     receiver.answer("/flaky", Answer())
     madeira.wait_all()
-    assert min(late) > -5
-    # A few may have waited for the processor on their way from Postgres to Redis.
-    assert median(late) < 10
-    assert max(late) < 100
+    least, middle, most = min(late.values()), median(late.values()), max(late.values())
+    print(
+        f"due in Redis later than in Postgres by {least:.2f} to {most:.2f} ms, in the middle {middle:.2f}; clocks {apart_ms:.3f}"
+    )
+    assert least > -5
+    # A busy machine lets one wait on the way from Postgres to Redis.
+    assert middle < 20
+    assert most < 200
+
+
+def due_in_postgres_ms(stage: Stage) -> dict[bytes, float]:
+    """When each delivery that waits for a retry is due, by the broker's key."""
+    rows = stage.madeira.rows(
+        "SELECT id || ':' || event_seq || ':' || lane AS key, extract(epoch FROM next_attempt_at)::float8 * 1000 AS due "
+        "FROM delivery WHERE status = 'pending' AND attempt > 0"
+    )
+    return {row["key"].encode(): row["due"] for row in rows}
 
 
 def clocks_apart_ms(stage: Stage) -> float:
