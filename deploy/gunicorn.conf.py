@@ -12,14 +12,13 @@ from madeira import settings as _settings
 from madeira.errors import SettingsError
 
 try:
-    _s = _settings.load()
-    _settings.require(_s, "database_url", "redis_url")
-    # Before anything imports prometheus-client.
+    # At a reload the settings are there: the environment of a process does not change.
+    _s = sys.modules["madeira.api"].app.settings if "madeira.api" in sys.modules else _settings.load()
+    # Before anything imports prometheus-client, as the next line does.
     _metrics_folder = _settings.multiproc_dir(_s, "api")
-    from madeira.routing.follow import RulesFollower
+    from madeira.api import app as _app
 
-    # Read here too, so that a mistake stops the start with one line.
-    RulesFollower(path=_s.config)
+    _app.prepare()
 except SettingsError as e:
     sys.exit(f"madeira: {e}")
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import log, settings
+from madeira import log
 from madeira.api import health, problems
 from madeira.api.auth import Authenticator
 from madeira.api.enqueue import Enqueue
@@ -19,8 +19,10 @@ from madeira.api.events import Cancel, Event, Events
 from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.queues import Queues
+from madeira.errors import SettingsError
 from madeira.records import Accepted, NewEvent, Source
 from madeira.routing.follow import RulesFollower
+from madeira.settings import Settings, load, require
 from madeira.store import events as store
 from madeira.store.database import Database
 from madeira.store.group_commit import GroupCommit
@@ -86,10 +88,37 @@ class Application:
         self._lock = threading.Lock()
         self._parts = ExitStack()
         self._api: WsgiApp | None = None
+        self._settings: Settings | None = None
+        self._rules: RulesFollower | None = None
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
         return (self._api or self.open())(environ, start_response)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, read once."""
+        if self._settings is None:
+            settings = load()
+            require(settings, "database_url", "redis_url")
+            self._settings = settings
+        return self._settings
+
+    def prepare(self) -> None:
+        """Read settings and rules before the processes are forked, and again at a reload.
+
+        The processes inherit them: one that is started while the file of rules holds a mistake goes on with those from
+        before, where it could otherwise not serve at all.
+
+        Raises:
+            SettingsError: something is missing or wrong, the first time; later the mistake is logged.
+        """
+        try:
+            self._rules = RulesFollower(path=self.settings.config)
+        except SettingsError as e:
+            if self._rules is None:
+                raise
+            _log.error("rules.refused", error=str(e), remedy="the rules from before still hold")
 
     def open(self) -> WsgiApp:
         """Make the parts, unless it was done, and return the application proper; call it after the fork.
@@ -99,7 +128,7 @@ class Application:
         """
         with self._lock:
             if self._api is None:
-                self._api = self._make(settings.load())
+                self._api = self._make(self.settings)
             return self._api
 
     def close(self) -> None:
@@ -108,11 +137,8 @@ class Application:
             self._api = None
             self._parts.close()
 
-    def _make(self, s: settings.Settings) -> WsgiApp:
-        settings.require(s, "database_url", "redis_url")
-        rules = RulesFollower(path=s.config)
-        rules.start()
-        self._parts.callback(rules.stop)
+    def _make(self, s: Settings) -> WsgiApp:
+        rules = self._follow()
         queues = Queues(redis_url=s.redis_url, namespace=s.namespace, timeout_s=REDIS_S)
         self._parts.callback(queues.close)
         database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
@@ -124,8 +150,6 @@ class Application:
         )
         commits.start()
         self._parts.callback(commits.stop, STOP_S)
-        if not rules.current.sources:
-            _log.warning("api.no_sources", remedy="name sources in the file of MADEIRA_CONFIG; until then every event is refused")
         return create(
             sources=lambda: rules.current.sources,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
@@ -134,6 +158,16 @@ class Application:
             max_body=s.max_body,
             admin_token=s.admin_token,
         )
+
+    def _follow(self) -> RulesFollower:
+        rules = self._rules or RulesFollower(path=self.settings.config)
+        rules.start()
+        self._parts.callback(rules.stop)
+        # What was inherited may be older than the file.
+        rules.reload()
+        if not rules.current.sources:
+            _log.warning("api.no_sources", remedy="name sources in the file of MADEIRA_CONFIG; until then every event is refused")
+        return rules
 
 
 #: What ``gunicorn madeira.api:app`` serves.

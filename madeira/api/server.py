@@ -16,8 +16,8 @@ from gunicorn import glogging, util  # type: ignore[import-untyped]
 from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from madeira import log, settings
-from madeira.api import problems
+from madeira import log
+from madeira.api import app, problems
 
 #: Seconds after which an answer is worth a line of its own.
 SLOW_S: Final = 1.0
@@ -76,7 +76,7 @@ class Logger(glogging.Logger):  # type: ignore[misc]
     def setup(self, cfg: Any) -> None:
         """Take the place of gunicorn's own handlers and formats."""
         self.cfg = cfg
-        s = settings.load()
+        s = app.settings
         log.configure(s, "api")
         self.loglevel = getattr(logging, s.log_level.upper())
         self.error_log.setLevel(self.loglevel)
