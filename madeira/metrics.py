@@ -9,7 +9,6 @@ it at that moment and hands it to `page` as a `Snapshot`.
 """
 
 import fcntl
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +32,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict
 
 from madeira.log import get
+from madeira.settings import metrics_folder
 
 #: The media type of `page`.
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -110,12 +110,12 @@ def page(*snapshots: Metric) -> bytes:
 
     Never fails because of one bad file: what can be read is told, what cannot is logged.
     """
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    if not folder:
+    folder = metrics_folder()
+    if folder is None:
         return generate_latest(REGISTRY) + _text(snapshots)
     with _alone(Path(folder)):
         _fold_the_dead(Path(folder))
-        families = _merged(Path(folder))
+        families = _merged(folder)
     return _text(families) + _text(snapshots)
 
 

@@ -127,8 +127,12 @@ class Settings:
         (), _list, "Keys that encrypt secrets at rest, the first one for new ones. Not used by this version.", secret=True
     )
     admin_token: str = _setting("", _text, "Bearer token of the administrator. Empty: no administrator access.", secret=True)
-    egress_allow: tuple[str, ...] = _setting((), _list, "CIDRs and host patterns that may be called. Not enforced by this version.")
-    egress_deny: tuple[str, ...] = _setting((), _list, "CIDRs and host patterns that may not be called. Not enforced by this version.")
+    egress_allow: tuple[str, ...] = _setting(
+        (), _list, "CIDRs and host patterns that may be called. Not enforced by this version."
+    )
+    egress_deny: tuple[str, ...] = _setting(
+        (), _list, "CIDRs and host patterns that may not be called. Not enforced by this version."
+    )
     max_body: int = _setting(1_048_576, _whole(1024, 104_857_600), "Largest request body that intake accepts.", unit="bytes")
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "Lowest level that is logged.")
     log_format: str = _setting("json", _choice("json", "text"), "`json`: one object a line; `text`: for a terminal.")
@@ -247,6 +251,12 @@ def multiproc_dir(settings: Settings, family: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     return folder
+
+
+def metrics_folder() -> Path | None:
+    """Where prometheus-client keeps this process's numbers; None when they are kept in memory."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return Path(folder) if folder else None
 
 
 def is_loopback(host: str) -> bool:

@@ -31,6 +31,6 @@ class TunedRetries(Retries):
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         if not self._is_keyed(message.queue_name):
-            super().after_process_message(broker, message, result=result, exception=exception)
+            super().after_process_message(broker, message, result=result, exception=exception)  # type: ignore[no-untyped-call]
         elif isinstance(exception, Retry) and exception.delay is not None:
             broker.enqueue(message, delay=exception.delay)  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ class MadeiraBroker(RedisBroker):
         probe: Callable[[], bool] = lambda: True,
         middleware: list[Middleware] | None = None,
     ) -> None:
-        super().__init__(client=queues.client, namespace=queues.namespace, middleware=middleware)
+        super().__init__(client=queues.client, namespace=queues.namespace, middleware=middleware)  # type: ignore[no-untyped-call]
         self.wire = queues
         self.process = process
         self.silence_s = silence_s

@@ -1,0 +1,127 @@
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from madeira import log
+from madeira.settings import Settings
+
+
+class Written:
+    """What went to standard error so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._text = ""
+
+    def getvalue(self) -> str:
+        self._text += self._capsys.readouterr().err
+        return self._text
+
+
+@pytest.fixture
+def written(capsys: pytest.CaptureFixture[str]) -> Iterator[Written]:
+    """What the logging of this process writes; the logging of the tests is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield Written(capsys)
+    root.handlers[:], root.level = handlers, level
+
+
+def lines(written: Written) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_with_a_stable_key(written: Written) -> None:
+    """Event key, level, time, process and values stand in one object on one line."""
+    log.configure(Settings(), "worker")
+    log.get("here").info("delivery.settled", status="dead", text="two\nlines")
+    (line,) = lines(written)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "delivery.settled",
+        "status": "dead",
+        "text": "two\nlines",
+        "level": "info",
+        "logger": "here",
+        "process": "worker",
+    }
+
+
+@pytest.mark.parametrize("name", ["dramatiq.worker", "gunicorn.error", "periodiq", "somebody.else"])
+def test_lines_of_libraries_look_the_same(written: Written, name: str) -> None:
+    """What a library logs goes through the same form and carries what is bound."""
+    log.configure(Settings(), "api")
+    with log.bind(trace_id="t1", event_id=None):
+        logging.getLogger(name).warning("%s went wrong", "it")
+    (line,) = lines(written)
+    assert (line["event"], line["trace_id"], line["process"]) == ("it went wrong", "t1", "api")
+    assert "event_id" not in line
+
+
+def test_what_is_bound_ends_with_its_block(written: Written) -> None:
+    """Bound values are on the lines inside only, also of the same thread."""
+    log.configure(Settings(), "api")
+    with log.bind(trace_id="t1"):
+        with log.bind(trace_id="t2"):
+            log.get("here").info("inner")
+        log.get("here").info("outer")
+    log.get("here").info("after")
+    assert [line.get("trace_id") for line in lines(written)] == ["t2", "t1", None]
+
+
+def test_what_is_bound_stays_in_its_thread(written: Written) -> None:
+    """One worker thread's trace is not on another's lines."""
+    log.configure(Settings(), "worker")
+    with log.bind(trace_id="t1"):
+        thread = threading.Thread(target=log.get("here").info, args=("elsewhere",))
+        thread.start()
+        thread.join()
+    assert "trace_id" not in lines(written)[0]
+
+
+def test_a_traceback_holds_no_values(written: Written) -> None:
+    """Local variables, where secrets are, do not leave in a traceback; it is part of its line."""
+    log.configure(Settings(), "api")
+
+    def fail() -> None:
+        secret = "".join(["hid", "den"])
+        raise RuntimeError(len(secret))
+
+    try:
+        fail()
+    except RuntimeError:
+        log.get("here").exception("failed")
+    (line,) = lines(written)
+    assert "RuntimeError: 6" in line["exception"]
+    assert "hidden" not in written.getvalue()
+
+
+def test_passwords_in_urls_are_hidden(written: Written) -> None:
+    """A URL in a value, a message or a traceback loses its password on the way out."""
+    log.configure(Settings(), "api")
+    log.get("here").warning("lost", url="postgresql://user:s3cret@host/db")
+    logging.getLogger("psycopg.pool").warning("cannot connect to %s", "redis://:s3cret@host")
+    log.get("here").error("failed", exc_info=RuntimeError("redis://u:s3cret@h"))
+    assert "s3cret" not in written.getvalue()
+    assert lines(written)[0]["url"] == "postgresql://user:***@host/db"
+
+
+def test_the_level_is_the_settings(written: Written) -> None:
+    """Lines below the level are not written, and libraries that speak at each call are quiet."""
+    log.configure(Settings(log_level="info"), "api")
+    log.get("here").debug("unheard")
+    logging.getLogger("httpx").info("HTTP Request")
+    assert written.getvalue() == ""
+
+
+def test_the_text_form_is_for_people(written: Written) -> None:
+    """No JSON, no colors into a file."""
+    log.configure(Settings(log_format="text"), "api")
+    log.get("here").info("delivery.settled", status="dead")
+    assert "delivery.settled" in written.getvalue()
+    assert "status=dead" in written.getvalue()
+    assert "\x1b" not in written.getvalue()

@@ -1,0 +1,100 @@
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from madeira import settings
+from madeira.errors import SettingsError
+from madeira.settings import Settings, environment_name
+
+
+def test_defaults_need_no_environment() -> None:
+    """Without any variable the settings hold, and say that the servers are to be embedded."""
+    values = settings.load({})
+    assert (values.database_url, values.redis_url) == ("", "")
+    assert (values.host, values.port, values.threads, values.deliver_threads) == ("127.0.0.1", 8000, 24, 22)
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        ({"MADEIRA_DATABSE_URL": "x"}, ["MADEIRA_DATABSE_URL", "did you mean MADEIRA_DATABASE_URL"]),
+        ({"MADEIRA_ZZZZZZZZZZ": "x"}, ["MADEIRA_ZZZZZZZZZZ", "known are"]),
+        ({"MADEIRA_PORT": "http"}, ["MADEIRA_PORT", "'http' is not a whole number"]),
+        ({"MADEIRA_PORT": "70000"}, ["MADEIRA_PORT", "70000 is not between"]),
+        ({"MADEIRA_BEAT_S": "soon"}, ["MADEIRA_BEAT_S", "seconds"]),
+        ({"MADEIRA_LOG_FORMAT": "xml"}, ["MADEIRA_LOG_FORMAT", "json, text"]),
+        ({"MADEIRA_DATABASE_URL": "mysql://h/d"}, ["MADEIRA_DATABASE_URL", "postgresql://"]),
+        ({"MADEIRA_REDIS_URL": "http://h"}, ["MADEIRA_REDIS_URL", "redis://"]),
+        ({"MADEIRA_NAMESPACE": "a b"}, ["MADEIRA_NAMESPACE", "'a b'"]),
+        ({"MADEIRA_CONFIG": "/nowhere/rules.toml"}, ["MADEIRA_CONFIG", "no file /nowhere/rules.toml"]),
+        ({"MADEIRA_SILENCE_S": "10", "MADEIRA_BEAT_S": "5"}, ["MADEIRA_SILENCE_S=10", "MADEIRA_BEAT_S=5"]),
+    ],
+)
+def test_a_wrong_value_stops_the_start_with_one_line(environ: dict[str, str], parts: list[str]) -> None:
+    """Unknown names, malformed values and contradictions are told with the name and the remedy, in one line."""
+    with pytest.raises(SettingsError) as e:
+        settings.load(environ)
+    assert "\n" not in str(e.value)
+    for part in parts:
+        assert part in str(e.value)
+
+
+def test_an_empty_value_is_not_set() -> None:
+    """A variable that is there and empty means the default."""
+    assert settings.load({"MADEIRA_PORT": ""}).port == Settings().port
+
+
+def test_names_of_others_are_no_concern() -> None:
+    """Only names with the prefix are looked at."""
+    assert settings.load({"MADEIRAS_PORT": "1", "PORT": "x"}) == Settings()
+
+
+def test_settings_show_no_secret() -> None:
+    """URLs with passwords, keys and tokens are not in the text of the settings."""
+    values = settings.load(
+        {
+            "MADEIRA_DATABASE_URL": "postgresql://u:pass1@h/d",
+            "MADEIRA_REDIS_URL": "redis://:pass2@h/0",
+            "MADEIRA_ADMIN_TOKEN": "pass3",
+            "MADEIRA_SECRET_KEY": "pass4",
+        }
+    )
+    assert "pass" not in repr(values)
+
+
+def test_every_setting_is_documented() -> None:
+    """The object is the manual: each field says what it does."""
+    assert not [environment_name(f) for f in fields(Settings) if not f.metadata["doc"].endswith(".")]
+
+
+def test_a_missing_requirement_is_told_with_its_name() -> None:
+    """A process that cannot do without a setting names it and the way around."""
+    with pytest.raises(SettingsError, match=r"MADEIRA_DATABASE_URL is not set; .*madeira up"):
+        settings.require(Settings(), "database_url")
+
+
+@pytest.mark.parametrize(
+    ("value", "secret"), [("plain", "plain"), ("env:THERE", "from-the-environment"), ("environment", "environment")]
+)
+def test_a_secret_is_literal_or_from_the_environment(value: str, secret: str) -> None:
+    """`env:NAME` is looked up, everything else is the secret itself."""
+    assert settings.secret_reference(value, "here", {"THERE": "from-the-environment"}) == secret
+
+
+@pytest.mark.parametrize("value", ["env:NOT_THERE", "env:EMPTY", ""])
+def test_an_absent_secret_is_an_error(value: str) -> None:
+    """An empty secret would let everybody sign."""
+    with pytest.raises(SettingsError, match="here"):
+        settings.secret_reference(value, "here", {"EMPTY": ""})
+
+
+def test_a_child_gets_our_environment_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes win, None removes, the rest is passed on, and the code is found from any folder."""
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("GONE", "1")
+    environ = settings.environment(GONE=None, NEW="2")
+    assert environ["KEPT"] == "1"
+    assert "GONE" not in environ
+    assert environ["NEW"] == "2"
+    assert str(Path(settings.__file__).parents[1]) in environ["PYTHONPATH"].split(":")
