@@ -55,6 +55,8 @@ class QueueConsumer(Consumer):
         self._ready: deque[MessageProxy] = deque()
         self._calls = 0
         self._down = False
+        #: The version of the lanes' settings that what waits has felt; see `_feel_changes`.
+        self._felt: int | None = None
 
     # -- what Dramatiq calls ------------------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ class QueueConsumer(Consumer):
         """Finish and fetch; returns the seconds to wait when nothing came."""
         with self.lock:
             try:
+                self._feel_changes()
                 wait_s = self._call(room=self._room())
             except BrokerUnavailable as e:
                 if not self._down:
@@ -144,6 +147,14 @@ class QueueConsumer(Consumer):
             log.info("broker.back", queue=self.queue)
             self._down = False
         return wait_s
+
+    def _feel_changes(self) -> None:
+        """After a change of the lanes' settings, let each lane be looked at: one that waits for its pace may wait long."""
+        if self.queue != DELIVER or self.broker.lanes_version() == self._felt:
+            return
+        version = self.broker.lanes_version()
+        self.broker.wire.look_again()
+        self._felt = version
 
     def _room(self) -> int:
         """Grants to ask for."""

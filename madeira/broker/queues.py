@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from madeira.errors import BrokerUnavailable
-from madeira.lanes import LaneSettings, credit_ms
+from madeira.lanes import LaneSettings, credit_ms, gap_ms
 from madeira.records import Accepted, DeliveryRef
 
 #: How long an idempotency mark stays, in milliseconds. The mark decides nothing: Postgres does.
@@ -331,10 +331,18 @@ class Queues:
         for page in _pages(settings, 100):
             args: list[Any] = [DELIVER]
             for s in page:
-                gap = 1000.0 / s.rate if s.rate else 0.0
+                gap = gap_ms(s.rate) if s.rate else 0.0
                 credit = credit_ms(s.rate, s.burst) if s.rate else 0.0
                 args += (s.lane, s.version, f"{gap:.6f}", f"{credit:.6f}", s.concurrency, _ms(s.lease_s))
             self.run("lanes", *args)
+
+    def start(self, lane: str, token: str) -> None:
+        """Tell that a call of a slow lane begins now: its pace counts from here."""
+        self.run("start", lane, token)
+
+    def look_again(self) -> None:
+        """Let every lane in which something waits be looked at: settings have changed, and what waits must feel it."""
+        self.run("look", DELIVER)
 
     def rebuild_begin(self, nonce: str) -> bool:
         """Start a rebuild; False when there is an epoch."""

@@ -4,6 +4,6 @@ What a lane may do next is decided in Redis, by ``madeira/broker/scripts/turn.lu
 ``deliver``. Here stands how an endpoint's settings become those of its lanes.
 """
 
-from madeira.lanes.pace import LaneSettings, credit_ms, settings_of
+from madeira.lanes.pace import LaneSettings, credit_ms, gap_ms, is_slow, settings_of
 
-__all__ = ["LaneSettings", "credit_ms", "settings_of"]
+__all__ = ["LaneSettings", "credit_ms", "gap_ms", "is_slow", "settings_of"]

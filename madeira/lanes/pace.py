@@ -8,9 +8,17 @@ from madeira.records import Endpoint
 #: Between the name of an endpoint and the host, in the name of a callback lane.
 SEPARATOR: Final = "@"
 
-#: Gaps up to this many milliseconds are shorter than the lateness of a busy machine; a lane that is so fast may make up
-#: for one gap, or its rate would never be reached.
-_CATCH_UP_MS: Final = 100.0
+#: Gaps up to this many milliseconds are not much longer than the lateness of a busy machine: a lane that is so fast makes
+#: up for some of it, or its rate would never be reached.
+_FAST_MS: Final = 100.0
+
+#: How much longer the gaps of a fast lane are than its limit asks for: calls arrive unevenly late, and a second that holds
+#: one more than the limit is a broken promise, while one that holds one less is not.
+_CAUTION: Final = 1.01
+
+#: What a fast lane may make up for: half a gap, since calls arrive unevenly late on top of that, but at least this many
+#: milliseconds, since a turn of a consumer takes a few.
+_CATCH_UP_MS: Final = 10.0
 
 
 class LaneSettings(NamedTuple):
@@ -27,13 +35,24 @@ class LaneSettings(NamedTuple):
     lease_s: float
 
 
+def gap_ms(rate: float) -> float:
+    """Time between two grants, in milliseconds."""
+    gap = 1000.0 / rate
+    return gap if is_slow(rate) else gap * _CAUTION
+
+
+def is_slow(rate: float) -> bool:
+    """Whether the gaps are so long that each must be kept at the receiver, and not only on average."""
+    return 1000.0 / rate > _FAST_MS
+
+
 def credit_ms(rate: float, burst: int) -> float:
     """How far back in time a lane may make up for grants that came late, in milliseconds.
 
     The pace is a virtual scheduling algorithm (ITU-T I.371, the generic cell rate algorithm).
     """
-    gap = 1000.0 / rate
-    return (burst - 1) * gap + (gap if gap <= _CATCH_UP_MS else 0.0)
+    gap = gap_ms(rate)
+    return (burst - 1) * gap + (0.0 if is_slow(rate) else max(gap / 2, _CATCH_UP_MS))
 
 
 def endpoint_of(lane: str) -> str:

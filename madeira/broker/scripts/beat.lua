@@ -18,7 +18,7 @@ local listed, put_back = {}, 0
 local function hold(queue, key, token, lease, note)
   write_held(queue, key, {token = token, process = process, till = now + lease, note = note})
   local lane = lane_of(key)
-  if lane ~= '-' then redis.call('ZADD', pace_key(lane, 'places'), ms(now + lease), token) end
+  if lane ~= '-' then take_place(lane, token, now + lease) end
 end
 
 local i = 5 + #queues
@@ -32,7 +32,7 @@ while i <= #ARGV do
       held.till = now + lease
       write_held(queue, key, held)
     end
-    if lane ~= '-' then redis.call('ZADD', pace_key(lane, 'places'), ms(held.till), token) end
+    if lane ~= '-' then take_place(lane, token, held.till) end
   elseif lease > 0 and (not held or is_told(held)) then
     if held then free_place(queue, lane_of(key), held.token) end
     redis.call('ZREM', at(queue, 'delayed'), key)

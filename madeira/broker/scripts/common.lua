@@ -19,6 +19,9 @@
 --   lane:<lane>:places          zset  token -> until (ms); and `-`, the mark that none is missing
 --
 -- A key is in exactly one of delayed, a lane, held. Times are Redis' own, in ms with a fraction.
+--
+-- What is below `lane:` always has a time to live, and what cannot be true there does not count: whatever a crash or a
+-- hand has left, a lane goes on by itself, at its pace.
 
 local P = KEYS[1] .. ':'
 local clock = redis.call('TIME')
@@ -123,18 +126,60 @@ local function drop_counts(queue, key)
   redis.call('HDEL', at(queue, 'losses'), key)
 end
 
+-- A number that can be true; nil otherwise.
+local function number(value)
+  local n = tonumber(value or '')
+  if n and n >= 0 and n < 1e15 then return n end
+  return nil
+end
+
+-- How long the settings of a lane are believed (ms); whoever knows better writes them again.
+local SETTINGS_TTL = 60000
+
+-- The settings of a lane; nil when they are missing, or cannot be what was written here.
+local function read_settings(lane)
+  local left = redis.call('PTTL', pace_key(lane, 'cfg'))
+  if left < 0 or left > SETTINGS_TTL then return nil end
+  local found = redis.pcall('HMGET', pace_key(lane, 'cfg'), 'gap', 'credit', 'cap', 'lease', 'version')
+  local cfg = {gap = number(found[1]), credit = number(found[2]), cap = number(found[3]), lease = number(found[4]),
+               version = number(found[5])}
+  if cfg.gap and cfg.credit and cfg.cap and cfg.lease and cfg.version then return cfg end
+  return nil
+end
+
+-- The name of the list of a lane's places; anything but a list is removed.
+local function places_of(lane)
+  local key = pace_key(lane, 'places')
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'zset' and kind ~= 'none' then redis.call('DEL', key) end
+  return key
+end
+
+-- Takes a place for a token, or keeps it.
+local function take_place(lane, token, till)
+  local key = places_of(lane)
+  redis.call('ZADD', key, ms(till), token)
+  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, math.ceil(math.max(1000, 2 * (till - now)))) end
+end
+
 -- Frees the place of a token in its lane; a lane that waited for a place may go on.
 local function free_place(queue, lane, token)
   if lane == '-' then return end
-  if redis.call('ZREM', pace_key(lane, 'places'), token) == 1 then
+  if redis.call('ZREM', places_of(lane), token) == 1 then
     redis.call('ZADD', at(queue, 'active'), 'XX', 'LT', ms(now), lane)
   end
 end
 
--- The time of a lane's next token, and the grant that took the last one.
-local function read_tat(lane)
-  local tat, last = string.match(redis.call('GET', pace_key(lane, 'tat')) or '', '^(%S+) ?(%S*)$')
-  return tonumber(tat or ''), last
+-- The time of a lane's next token (nil: any), the grant that took the last one, and whether the time had to be put
+-- right: one that cannot be read, or lies further ahead than one gap (the clock jumped, the rate was raised).
+local function read_tat(lane, gap)
+  local value = redis.pcall('GET', pace_key(lane, 'tat'))
+  if not value then return nil, '', false end
+  local tat, last
+  if type(value) == 'string' then tat, last = string.match(value, '^(%S+) ?(%S*)$') end
+  tat = number(tat)
+  if not tat or tat > now + gap then return now + gap, last or '', true end
+  return tat, last, false
 end
 
 local function write_tat(lane, tat, last)
@@ -144,14 +189,14 @@ end
 -- Gives a rate token back that was not used. When other grants were made since, only as far as no two of them come
 -- closer than the pace allows: a place in time that has passed cannot be given back.
 local function refund(lane, token)
-  local cfg = redis.call('HMGET', pace_key(lane, 'cfg'), 'gap', 'credit')
-  local gap, credit = tonumber(cfg[1] or '0') or 0, tonumber(cfg[2] or '0') or 0
-  local tat, last = read_tat(lane)
-  if gap <= 0 or not tat then return end
+  local cfg = read_settings(lane)
+  if not cfg or cfg.gap <= 0 then return end
+  local tat, last, wrong = read_tat(lane, cfg.gap)
+  if not tat or wrong then return end
   if last == token then
-    write_tat(lane, tat - gap)
+    write_tat(lane, tat - cfg.gap)
   else
-    write_tat(lane, math.max(tat - gap, math.min(tat, now + gap - credit)), last)
+    write_tat(lane, math.max(tat - cfg.gap, math.min(tat, now + cfg.gap - cfg.credit)), last)
   end
 end
 

@@ -6,10 +6,12 @@ local queue = ARGV[1]
 for i = 2, #ARGV, 6 do
   local name, version = ARGV[i], ARGV[i + 1]
   local cfg = pace_key(name, 'cfg')
-  local known = tonumber(redis.call('HGET', cfg, 'version') or '')
-  if not known or known <= tonumber(version) then
+  local known = read_settings(name)
+  if not known or known.version <= tonumber(version) then
+    redis.call('DEL', cfg)
     redis.call('HSET', cfg, 'version', version, 'gap', ARGV[i + 2], 'credit', ARGV[i + 3], 'cap', ARGV[i + 4],
       'lease', ARGV[i + 5])
+    redis.call('PEXPIRE', cfg, SETTINGS_TTL)
     if redis.call('ZADD', at(queue, 'active'), 'XX', 'CH', 'LT', ms(now), name) == 1 then wake(queue, 1) end
   end
 end

@@ -19,7 +19,7 @@ if step == 'hold' then
       redis.call('ZREM', at(ARGV[3], 'delayed'), key)
       redis.call('ZREM', lane_key(ARGV[3], lane), key)
       write_held(ARGV[3], key, {token = token, process = '?', till = now + lease})
-      redis.call('ZADD', pace_key(lane, 'places'), ms(now + lease), token)
+      take_place(lane, token, now + lease)
     end
   end
   return 1

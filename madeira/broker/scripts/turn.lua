@@ -134,23 +134,21 @@ local function open_lane(name)
     lane.lease = plain_lease
     return lane
   end
-  local cfg = redis.call('HMGET', pace_key(name, 'cfg'), 'gap', 'credit', 'cap', 'lease', 'version')
-  if not cfg[4] or not cfg[5] or tonumber(cfg[5]) < tonumber(version) then
+  local cfg = read_settings(name)
+  if not cfg or cfg.version < tonumber(version) then
     lane.closed = 'unset'
     return lane
   end
-  lane.gap, lane.credit, lane.cap, lane.lease = tonumber(cfg[1]), tonumber(cfg[2]), tonumber(cfg[3]), tonumber(cfg[4])
-  lane.places = pace_key(name, 'places')
+  lane.gap, lane.credit, lane.cap, lane.lease = cfg.gap, cfg.credit, cfg.cap, cfg.lease
+  lane.places = places_of(name)
   redis.call('ZREMRANGEBYSCORE', lane.places, '-inf', ms(now))
   -- Nor can a place outlive any lease: one that claims to would lower the cap for ever.
   redis.call('ZREMRANGEBYSCORE', lane.places, ms(now + 4 * lane.lease), '+inf')
   if not redis.call('ZSCORE', lane.places, '-') then recount(lane) end
   lane.taken = redis.call('ZCARD', lane.places) - 1
   if lane.gap > 0 then
-    lane.tat, lane.last = read_tat(name)
+    lane.tat, lane.last, lane.paid = read_tat(name, lane.gap)
     lane.tat = lane.tat or now
-    -- A token time further ahead than one gap is not ours: the clock jumped, or the rate was raised.
-    if lane.tat > now + lane.gap then lane.tat, lane.paid = now + lane.gap, true end
   end
   return lane
 end

@@ -1,0 +1,139 @@
+"""A running system for a module's tests, and backlogs: rows by the thousand, made in groups by the store's own functions.
+
+A backlog that came in over HTTP would be the same rows; here it takes seconds, and leaves the processors to what is measured.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import redis
+
+from madeira.broker.queues import Queues, ensure_delivery
+from madeira.records import Accepted, Claimed, DeliveryRef, PlannedDelivery
+from madeira.store import events
+from madeira.store.deliveries import ClaimRequest, claim, settle
+from tests.receiver import Receiver
+from tests.servers import with_database
+from tests.store import making
+from tests.system.harness import Madeira, Process, running, toml
+
+#: Rows per statement, and keys per call.
+PAGE = 500
+
+
+@dataclass
+class Bulk:
+    """Makes backlogs in one Madeira."""
+
+    madeira: Madeira
+    conn: "psycopg.Connection[Any]"
+    queues: Queues
+
+    def post(self, count: int, event_type: str, payload: str = "1") -> list[Accepted]:
+        """Accept events and queue them for routing."""
+        accepted = self.accept(count, event_type, payload)
+        self.queues.accept(accepted)
+        return accepted
+
+    def accept(self, count: int, event_type: str, payload: str = "1") -> list[Accepted]:
+        """Accept events; nobody is told."""
+        accepted: list[Accepted] = []
+        for page in _sizes(count):
+            new = [making.new_event(source="test", event_type=event_type, payload=payload) for _ in range(page)]
+            accepted += events.insert(self.conn, new)
+        return accepted
+
+    def routed(self, count: int, endpoint: str, payload: str = "1") -> list[DeliveryRef]:
+        """Accept events and route them to `endpoint`; nobody is told."""
+        refs: list[DeliveryRef] = []
+        plan = [PlannedDelivery(endpoint, endpoint, (endpoint,))]
+        for page in _sizes(count):
+            accepted = self.accept(page, f"{endpoint}.x", payload)
+            refs += [ref for result in events.route(self.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+        return refs
+
+    def failed(self, refs: Sequence[DeliveryRef], delays_s: Sequence[float]) -> list[DeliveryRef]:
+        """Let a first attempt of deliveries have failed, with the next one due in `delays_s` seconds; nobody is told."""
+        later: list[DeliveryRef] = []
+        for start in range(0, len(refs), PAGE):
+            page, delays = refs[start : start + PAGE], delays_s[start : start + PAGE]
+            held = claim(self.conn, [ClaimRequest(ref.delivery_id, making.token(), 40.0) for ref in page])
+            verdicts = [
+                making.verdict(h, replace(making.RETRY, delay_s=delay))
+                for h, delay in zip(held, delays, strict=True)
+                if isinstance(h, Claimed)
+            ]
+            assert len(verdicts) == len(page), "each may be claimed"
+            settled = settle(self.conn, verdicts)
+            later += [replace(ref, delay_s=s.delay_s) for ref, s in zip(page, settled, strict=True)]
+        return later
+
+    def queue(self, refs: Sequence[DeliveryRef]) -> None:
+        """Make sure that deliveries are queued."""
+        self.queues.ensure([ensure_delivery(ref) for ref in refs])
+
+
+def _sizes(count: int) -> Iterator[int]:
+    for start in range(0, count, PAGE):
+        yield min(PAGE, count - start)
+
+
+@contextlib.contextmanager
+def bulk(madeira: Madeira) -> Iterator[Bulk]:
+    """The maker of backlogs of `madeira`, with connections of its own."""
+    queues = Queues(redis_url=madeira.redis_url, namespace=madeira.namespace)
+    with psycopg.connect(madeira.database_url, autocommit=True) as conn, contextlib.closing(queues):
+        yield Bulk(madeira, conn, queues)
+
+
+@dataclass
+class Site:
+    """A running system that the tests of a module share: an API, two worker processes, a receiver."""
+
+    madeira: Madeira
+    receiver: Receiver
+    worker: Process
+    bulk: Bulk
+    #: A connection of the test's own, which stays.
+    redis: "redis.Redis"
+
+
+@contextlib.contextmanager
+def site(
+    *,
+    folder: Path,
+    postgres_url: str,
+    template_database: str,
+    redis_url: str,
+    endpoints: Callable[[Receiver], Mapping[str, Mapping[str, Any]]],
+    threads: int,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Site]:
+    """Start a system in a database of its own; `redis_url` is emptied, so nobody else may use it meanwhile."""
+    name = f"madeira_site_{uuid.uuid4().hex[:12]}"
+    with contextlib.ExitStack() as stack:
+        admin = stack.enter_context(psycopg.connect(postgres_url, autocommit=True))
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template_database}".encode())
+        stack.callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)".encode())
+        client = stack.enter_context(redis.Redis.from_url(redis_url))
+        client.flushall()
+        receiver = stack.enter_context(Receiver())
+        madeira = stack.enter_context(
+            running(
+                folder=folder,
+                config=toml(endpoints(receiver)),
+                database_url=with_database(postgres_url, name),
+                redis_url=redis_url,
+                env={"MADEIRA_THREADS": str(threads), **(env or {})},
+            )
+        )
+        with ThreadPoolExecutor() as pool:
+            worker = pool.submit(madeira.worker, processes=2, threads=threads)
+            madeira.api()
+        yield Site(madeira, receiver, worker.result(), stack.enter_context(bulk(madeira)), client)
