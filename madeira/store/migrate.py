@@ -75,7 +75,10 @@ def pending(url: str) -> list[str]:
 
 
 def _files() -> list[str]:
-    return sorted(path.name for path in FOLDER.glob("[0-9]*.sql"))
+    names = sorted(path.name for path in FOLDER.glob("[0-9]*.sql"))
+    if not names:
+        raise StoreError(f"there are no migrations in {FOLDER}: the package is not complete; install it again")
+    return names
 
 
 def _missing(conn: psycopg.Connection[Any]) -> list[str]:
