@@ -1,0 +1,308 @@
+"""Whatever is done to the scripts in whatever order, they do what a model of twenty lines says.
+
+The model knows per key where it is and who holds it; the machine plays three processes that take, finish, lose answers,
+finish again what is not theirs any more, fall silent and come back, while keys are ensured and forgotten. After each
+step every key is in exactly one place, the one that the model says; no lane is over its cap, none over its rate, and
+each hands out in the order of acceptance. At the end everything can be taken and finished: nothing waits for ever.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from madeira.broker.queues import DELIVER, ROUTE, Ensure, Finish, Held, Queues
+from tests.broker.conftest import Player, lane
+
+#: Longer than any run of the machine, in seconds.
+FAR: Final = 600.0
+
+#: Milliseconds between two grants of the lane `slow`, which never makes up for any.
+GAP_MS: Final = 20.0
+
+CAP: Final = 2
+
+KEYS: Final = {
+    DELIVER: [f"{n}:{n}:{name}" for n, name in enumerate(("free", "cap", "slow", "cap", "slow", "cap", "slow"), start=1)],
+    ROUTE: ["21"],
+}
+ALL: Final = [(queue, key) for queue, keys in KEYS.items() for key in keys]
+
+keys = st.sampled_from(ALL)
+names = st.sampled_from(["p", "q", "r"])
+delays = st.sampled_from([0.0, FAR])
+kinds = st.sampled_from(["f", "d", "b", "s"])
+
+
+def line_of(queue: str, key: str) -> str:
+    """The waiting line of a key."""
+    return key.split(":", 2)[2] if queue == DELIVER else ROUTE
+
+
+@dataclass
+class Place:
+    """Where the model has a key."""
+
+    kind: str = "nowhere"
+    token: str = ""
+    holder: str = ""
+    #: Of a held key: seconds until it is due, as noted by an ensure; None: nothing is noted.
+    note: float | None = None
+
+
+@dataclass
+class Model:
+    """What must be true of the keys."""
+
+    places: dict[tuple[str, str], Place] = field(default_factory=lambda: {key: Place() for key in ALL})
+
+    def put(self, key: tuple[str, str], delay_s: float) -> None:
+        self.places[key] = Place("delayed" if delay_s > 0 else "waiting")
+
+    def ensure(self, key: tuple[str, str], delay_s: float) -> None:
+        place = self.places[key]
+        if place.kind == "held":
+            place.note = delay_s if place.note is None else min(place.note, delay_s)
+        elif place.kind == "nowhere" or (place.kind == "delayed" and delay_s == 0):
+            self.put(key, delay_s)
+
+    def finish(self, key: tuple[str, str], token: str, kind: str, delay_s: float) -> None:
+        place = self.places[key]
+        if place.kind != "held":
+            if kind != "f":
+                self.ensure(key, delay_s)
+        elif place.token == token:
+            after = {"f": None, "d": delay_s, "b": 0.0, "s": FAR}[kind]
+            due = [x for x in (after, None if kind == "b" else place.note) if x is not None]
+            self.places[key] = Place()
+            if due:
+                self.put(key, min(due))
+
+    def first(self, line: str) -> tuple[str, str] | None:
+        """The waiting key of a line that was accepted first."""
+        waiting = [key for key in ALL if line_of(*key) == line and self.places[key].kind == "waiting"]
+        return min(waiting, key=lambda key: int(key[1].split(":")[0]), default=None)
+
+
+class Machine(RuleBasedStateMachine):
+    """Three processes on one Redis; `url` is set by the test."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = redis.Redis.from_url(self.url)
+        self.client.flushall()
+        self.queues = Queues(redis_url=self.url, namespace="t")
+        self.model = Model()
+        self.players: dict[str, Player] = {}
+        self.suspects: dict[str, set[str]] = {}
+        self.past: list[tuple[str, tuple[str, str], str]] = []
+        #: Grants of the lane `slow` that were not given back -> a moment just before them; None once its rate is lifted.
+        self.slow: dict[str, float] | None = {}
+        self.next_s: float | None = None
+
+    @initialize()
+    def begin(self) -> None:
+        assert self.queues.rebuild_begin("n")
+        assert self.queues.rebuild_commit("n")
+        self.queues.set_lanes([lane("free"), lane("cap", concurrency=CAP)])
+        self.queues.run("lanes", DELIVER, "slow", 1, GAP_MS, 0, 1000, 40_000)
+        self.players = {name: Player(self.queues, name, threads=1000) for name in ("p", "q", "r")}
+        self.suspects = {name: set() for name in self.players}
+        for name in self.players:
+            self.beat(name)
+
+    # -- what can happen ----------------------------------------------------------------------------------------
+
+    @rule(some=st.lists(keys, min_size=1, max_size=4, unique=True), delay_s=delays)
+    def ensure(self, some: list[tuple[str, str]], delay_s: float) -> None:
+        self.queues.ensure([Ensure(queue, key, delay_s) for queue, key in some])
+        for key in some:
+            self.model.ensure(key, delay_s)
+
+    @rule(name=names, queue=st.sampled_from([DELIVER, ROUTE]), room=st.integers(1, 4), answered=st.booleans())
+    def take(self, name: str, queue: str, room: int, answered: bool) -> None:
+        """A turn; without `answered` the process never learns of its grants."""
+        self.granted(name, queue, self.turn(name, queue, room=room), answered=answered)
+
+    @rule(data=st.data(), name=names, kind=kinds, delay_s=delays, refund=st.booleans(), room=st.integers(0, 2))
+    def finish(self, data: st.DataObject, name: str, kind: Any, delay_s: float, refund: bool, room: int) -> None:
+        """Finish something in hand, and take what may go then, in one turn."""
+        player = self.players[name]
+        if not player.hands:
+            return
+        key = data.draw(st.sampled_from(sorted(player.hands)))
+        queue, token = player.hands[key]
+        delay_s = delay_s if kind == "d" else 0.0
+        self.past.append((name, (queue, key), token))
+        finish = Finish(key, token, kind, time.monotonic() + delay_s, b"", refund and kind in "fd")
+        if kind == "b" or finish.refund:
+            self.refunded(queue, key, token)
+        self.model.finish((queue, key), token, kind, delay_s)
+        self.granted(name, queue, self.turn(name, queue, room=room, finishes=[finish]), answered=True)
+
+    @precondition(lambda self: any(place.kind == "held" for place in self.model.places.values()))
+    @rule(data=st.data(), delay_s=delays)
+    def ensure_what_is_held(self, data: st.DataObject, delay_s: float) -> None:
+        held = [key for key, place in self.model.places.items() if place.kind == "held"]
+        self.ensure([data.draw(st.sampled_from(held))], delay_s)
+
+    @rule()
+    def let_the_slow_lane_have_its_next_token(self) -> None:
+        time.sleep(GAP_MS / 1000)
+
+    @precondition(lambda self: self.past)
+    @rule(data=st.data(), kind=kinds)
+    def finish_again(self, data: st.DataObject, kind: Any) -> None:
+        """A finish whose answer was lost is sent again, maybe much later; the key may be anybody's now."""
+        name, (queue, key), token = data.draw(st.sampled_from(self.past))
+        self.model.finish((queue, key), token, kind, 0.0)
+        held = self.players[name].hands.get(key)
+        self.turn(name, queue, room=0, finishes=[Finish(key, token, kind)])
+        if held is not None:
+            self.players[name].hands[key] = held
+
+    @rule(some=st.lists(keys, min_size=1, max_size=3, unique=True))
+    def forget(self, some: list[tuple[str, str]]) -> None:
+        for queue, key in some:
+            self.queues.forget(queue, [key])
+            if self.model.places[queue, key].kind != "held":
+                self.model.places[queue, key] = Place()
+
+    @rule(name=names)
+    def beat(self, name: str) -> None:
+        """A beat lists what is in hand: what is missing is put back, what nobody knows of is given back the second time."""
+        hands = self.players[name].hands
+        for key, (queue, token) in hands.items():
+            if self.model.places[queue, key].kind != "held":
+                self.model.places[queue, key] = Place("held", token, name)
+        unknown = {
+            place.token: key
+            for key, place in self.model.places.items()
+            if place.kind == "held" and place.holder == name and place.token not in {token for _, token in hands.values()}
+        }
+        for token in unknown.keys() & self.suspects[name]:
+            self.model.put(unknown[token], 0.0)
+        self.suspects[name] = unknown.keys() - self.suspects[name]
+        listed = [Held(queue, key, token, 40.0, False) for key, (queue, token) in hands.items()]
+        self.queues.beat(name, silence_s=60.0, spread_s=0.0, queues=[DELIVER, ROUTE], held=listed)
+
+    @rule(name=names, by=names)
+    def fall_silent(self, name: str, by: str) -> None:
+        """A process is not heard of for long; what it held is due when its leases end. It may come back."""
+        if name == by:
+            return
+        self.client.zadd("t:procs", {name: 1})
+        for place in self.model.places.values():
+            if place.kind == "held" and place.holder == name:
+                place.kind, place.token, place.holder, place.note = "delayed", "", "", None
+        self.beat(by)
+        self.client.zadd("t:procs", {name: time.time() * 1000})
+
+    @rule()
+    def lose_the_index(self) -> None:
+        """The index of lanes is deleted; reconcile asks for all keys, and makes it again."""
+        self.client.delete(f"t:{DELIVER}:active", f"t:{ROUTE}:active")
+        for queue in KEYS:
+            nowhere = {key for key in KEYS[queue] if self.model.places[queue, key].kind == "nowhere"}
+            assert self.queues.unknown(queue, [(key, FAR) for key in KEYS[queue]]) == nowhere
+
+    # -- what must be true --------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_key_is_in_exactly_one_place(self) -> None:
+        with self.client.pipeline(transaction=True) as pipe:
+            for queue, key in ALL:
+                pipe.hget(f"t:{queue}:held", key)
+                pipe.zscore(f"t:{queue}:delayed", key)
+                pipe.zscore(f"t:{queue}:lane:{line_of(queue, key) if queue == DELIVER else '-'}", key)
+            found = pipe.execute()
+        for i, key in enumerate(ALL):
+            held, delayed, waiting = found[3 * i : 3 * i + 3]
+            where = [name for name, x in (("held", held), ("delayed", delayed), ("waiting", waiting)) if x is not None]
+            assert where == [k for k in [self.model.places[key].kind] if k != "nowhere"], key
+            if held is not None:
+                assert held.split(b" ")[0].decode() == self.model.places[key].token
+
+    @invariant()
+    def every_lane_in_which_something_waits_will_be_looked_at(self) -> None:
+        for key, place in self.model.places.items():
+            if place.kind == "waiting" and key[0] == DELIVER:
+                assert self.client.zscore(f"t:{DELIVER}:active", line_of(*key)) is not None
+
+    @invariant()
+    def no_lane_is_over_its_cap(self) -> None:
+        held = [key for key, place in self.model.places.items() if place.kind == "held" and line_of(*key) == "cap"]
+        assert len(held) <= CAP
+
+    # -- how it is done -----------------------------------------------------------------------------------------
+
+    def turn(self, name: str, queue: str, **options: Any) -> list[tuple[str, str]]:
+        before = self.now_ms()
+        turn = self.players[name].turn(queue, **options)
+        after = self.now_ms()
+        for grant in turn.grants:
+            if line_of(queue, grant.key) == "slow" and self.slow is not None:
+                assert after - max(self.slow.values(), default=0.0) >= GAP_MS, "two grants of a paced lane are too close"
+                self.slow[grant.token] = before
+        self.next_s = turn.next_s
+        return [(grant.key, grant.token) for grant in turn.grants]
+
+    def now_ms(self) -> float:
+        seconds, micros = self.client.time()
+        return float(seconds) * 1000 + float(micros) / 1000
+
+    def refunded(self, queue: str, key: str, token: str) -> None:
+        if self.model.places[queue, key].token == token and self.slow is not None:
+            self.slow.pop(token, None)
+
+    def granted(self, name: str, queue: str, grants: list[tuple[str, str]], *, answered: bool) -> None:
+        for key, token in grants:
+            assert self.model.first(line_of(queue, key)) == (queue, key), "a line hands out its first key"
+            self.model.places[queue, key] = Place("held", token, name)
+            if not answered:
+                del self.players[name].hands[key]
+
+    def teardown(self) -> None:
+        if self.players:
+            self.everything_can_be_ended()
+        self.queues.close()
+        self.client.close()
+
+    def everything_can_be_ended(self) -> None:
+        """Bring everything forward, let go of all hands, lift the rate: then take and finish until nothing is left."""
+        self.queues.set_lanes([lane("slow", version=2)])
+        self.slow = None
+        for name, player in self.players.items():
+            player.hands.clear()
+            self.beat(name)
+            self.beat(name)
+        self.ensure(ALL, 0.0)
+        self.every_key_is_in_exactly_one_place()
+        player = self.players["p"]
+        deadline = time.monotonic() + 10
+        while any(place.kind != "nowhere" for place in self.model.places.values()):
+            assert time.monotonic() < deadline, f"something waits for ever: {self.model.places}"
+            for queue in KEYS:
+                self.granted("p", queue, self.turn("p", queue, room=20), answered=True)
+                waiting = any(place.kind == "waiting" for (q, _), place in self.model.places.items() if q == queue)
+                assert player.hands or not waiting or self.next_s is not None, "who is told of no chance waits for ever"
+            for key, (queue, token) in list(player.hands.items()):
+                self.model.finish((queue, key), token, "f", 0.0)
+                self.turn("p", queue, room=0, finishes=[Finish(key, token, "f")])
+        self.every_key_is_in_exactly_one_place()
+
+
+def test_the_scripts_do_what_the_model_says(redis_url: str) -> None:
+    Machine.url = redis_url
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=40, stateful_step_count=50, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
