@@ -18,6 +18,7 @@ from madeira.api.enqueue import Enqueue
 from madeira.api.events import Cancel, Event, Events
 from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
+from madeira.broker.memory import warn_of_eviction
 from madeira.broker.queues import Queues
 from madeira.errors import SettingsError
 from madeira.records import Accepted, NewEvent, Source
@@ -141,6 +142,7 @@ class Application:
         rules = self._follow()
         queues = Queues(redis_url=s.redis_url, namespace=s.namespace, timeout_s=REDIS_S)
         self._parts.callback(queues.close)
+        warn_of_eviction(queues.client)
         database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
         database.open()
         self._parts.callback(database.close)

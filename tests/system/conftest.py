@@ -1,6 +1,7 @@
 """Whole systems on the shared servers, or on servers of their own where a test stops those."""
 
 import contextlib
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,10 @@ class Stage:
             cast.let_go()
         self._casts.clear()
         self.madeira.wait_all()
+
+    def taken_over(self) -> int:
+        """How many keys workers said to have taken over from others so far."""
+        return sum(int(n) for n in re.findall(r'"taken_over": (\d+)', self.logs()))
 
     def logs(self) -> str:
         """What all workers logged so far."""

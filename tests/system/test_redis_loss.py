@@ -4,6 +4,7 @@ One system serves all tests of this file, since it must survive them one after a
 events of its own.
 """
 
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from madeira.broker.queues import DELIVER
 from madeira.broker.rebuild import Stopper, rebuild
 from tests.receiver import Answer, Gate
 from tests.system.conftest import Stage
-from tests.system.harness import wait_until
+from tests.system.harness import Process, free_port, wait_until
 from tests.system.states import CAP, calls_by_event, most_at_once
 
 #: Every kind of key that the cast of a test makes, as `kind_of` names it; each is deleted alone.
@@ -31,6 +32,8 @@ KINDS = (
     "deliver:active",
     "deliver:delayed",
     "deliver:held",
+    "deliver:stumbles",
+    "deliver:losses",
     "deliver:idle",
     "dead_letter:idle",
     "reconcile:idle",
@@ -48,8 +51,6 @@ FLEETING = (
     "route:idle",
     "route:stumbles",
     "route:losses",
-    "deliver:stumbles",
-    "deliver:losses",
     "dead_letter:lane",
     "dead_letter:active",
     "dead_letter:held",
@@ -70,13 +71,18 @@ def kind_of(key: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_key_of_a_kind_and_the_whole_kind_may_be_deleted_alone(stage: Stage, kind: str) -> None:
+    redis = stage.madeira.redis
     cast = stage.cast()
+    # As if what is in flight had been given up, and its worker been lost, before.
+    for key in redis.hkeys("m:deliver:held"):
+        redis.hincrby("m:deliver:stumbles", key, 1)
+        redis.hincrby("m:deliver:losses", key, 1)
     keys = stage.madeira.keys()
     assert {kind_of(key) for key in keys} <= {*KINDS, *FLEETING}, "a kind of key that this test does not know"
     mine = [key for key in keys if kind_of(key) == kind]
     single = [[key] for key in mine] if 1 < len(mine) <= len(stage.lanes) else []
     for gone in (*single, mine):
-        assert stage.madeira.redis.delete(*gone), f"no key of the kind {kind} among {keys}"
+        assert redis.delete(*gone), f"no key of the kind {kind} among {keys}"
         cast.outlast_a_reconcile()
     cast.leave()
     cast.post_again()
@@ -90,12 +96,12 @@ def test_after_a_flushall_every_event_ends_and_a_repeated_post_is_a_duplicate(st
     cast.post_again()
 
 
-def test_a_wipe_during_a_rebuild_starts_it_over(stage: Stage) -> None:
+def test_a_rebuild_that_loses_its_nonce_starts_over_and_one_that_is_wiped_too(stage: Stage) -> None:
     redis = stage.madeira.redis
     cast = stage.cast()
     redis.flushall()
     began = wait_until(lambda: redis.get("m:rebuild"), what="a rebuild", every=0.002)
-    redis.flushall()
+    redis.delete("m:rebuild")
     again = wait_until(lambda: (nonce := redis.get("m:rebuild")) != began and nonce, what="another rebuild", every=0.002)
     assert redis.get("m:epoch") is None
     wait_until(lambda: redis.get("m:epoch"), what="the epoch", every=0.002)
@@ -233,3 +239,28 @@ def test_a_place_counts_against_the_cap_though_the_list_of_places_is_lost(stage:
         cast.outlast_a_reconcile()
         assert most_at_once(stage.receiver.calls_to("/capped")) == CAP
     cast.leave()
+
+
+def test_a_redis_that_evicts_is_named_by_every_process_that_starts(stage: Stage) -> None:
+    madeira, redis = stage.madeira, stage.madeira.redis
+    assert "redis.evicts" not in stage.logs()
+    redis.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        port = str(free_port())
+        worker = madeira.start("warned", ["dramatiq", "madeira.actors", "-p", "1", "-t", "2", "-Q", "unused"])
+        api = madeira.start("warned", ["gunicorn", "-c", "deploy/gunicorn.conf.py", "madeira.api:app"], {"MADEIRA_PORT": port})
+        for process in (worker, api):
+            wait_until(lambda p=process: evictions(p), what=f"the warning of {process.log}")
+            (line,) = evictions(process)
+            assert line["level"] == "error"
+            assert line["policy"] == "allkeys-lru"
+            assert "noeviction" in line["remedy"]
+        assert api.stop() == worker.stop() == 0
+    finally:
+        redis.config_set("maxmemory-policy", "noeviction")
+
+
+def evictions(process: Process) -> list[dict[str, str]]:
+    """What a process logged about a Redis that evicts."""
+    lines = [json.loads(line) for line in process.tail(10**8).splitlines() if line.startswith("{")]
+    return [line for line in lines if line.get("event") == "redis.evicts"]
