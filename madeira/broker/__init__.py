@@ -43,7 +43,7 @@ def build(settings: Settings) -> MadeiraBroker:
     rules = RulesFollower(path=settings.config, on_change=lambda _: broker.nudge(DELIVER))
     database = Database(url=settings.database_url, application="madeira-worker", pool_max=POOL)
     queues = Queues(
-        redis_url=settings.redis_url, namespace=settings.namespace, timeout_s=TIMEOUT_S, connections=REDIS_CONNECTIONS
+        redis_url=settings.redis_url, namespace=settings.namespace, timeout_s=TIMEOUT_S, connections=REDIS_CONNECTIONS - 1
     )
     broker = MadeiraBroker(
         queues=queues,
@@ -81,7 +81,7 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
 
     pulse = Pulse(
         broker=broker,
-        waiting=connect(settings.redis_url, timeout_s=TIMEOUT_S + 2, connections=2, connect_timeout_s=TIMEOUT_S),
+        waiting=connect(settings.redis_url, timeout_s=TIMEOUT_S + 2, connections=1, connect_timeout_s=TIMEOUT_S),
         beat_s=settings.beat_s,
         after_beat=ask_for_reconcile,
         rebuild=start_rebuild,

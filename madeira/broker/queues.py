@@ -158,10 +158,14 @@ def _load() -> Mapping[str, _Script]:
 
 
 def connect(url: str, *, timeout_s: float, connections: int, connect_timeout_s: float | None = None) -> redis.Redis:
-    """A Redis client that never re-sends on its own and never waits longer than `timeout_s` for an answer."""
-    pool = redis.ConnectionPool.from_url(
+    """A Redis client that never re-sends on its own and never waits longer than `timeout_s` for an answer.
+
+    When all `connections` are in use, a caller waits for one, at most as long again.
+    """
+    pool = redis.BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
+        timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s if connect_timeout_s is None else connect_timeout_s,
         retry=Retry(NoBackoff(), 0),

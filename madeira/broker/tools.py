@@ -29,7 +29,8 @@ from madeira.store.group_commit import GroupCommit
 #: Pooled connections of a worker process to Postgres, beside the two that commit claims and settles.
 POOL: Final = 2
 
-#: Connections of a worker process to Redis: one per consumer, one that waits to be woken, one that beats, two spare.
+#: Connections of a worker process to Redis: one that waits to be woken, and those that consumers, the heartbeat and whoever
+#: else has a question share.
 REDIS_CONNECTIONS: Final = 12
 
 

@@ -15,7 +15,7 @@ import psycopg
 import redis
 
 from madeira.broker.queues import Queues, ensure_delivery
-from madeira.records import Accepted, Claimed, DeliveryRef, PlannedDelivery
+from madeira.records import Accepted, Claimed, DeliveryRef, PlannedDelivery, Refused
 from madeira.store import events
 from madeira.store.deliveries import ClaimRequest, claim, settle
 from tests.receiver import Receiver
@@ -49,33 +49,53 @@ class Bulk:
             accepted += events.insert(self.conn, new)
         return accepted
 
-    def routed(self, count: int, endpoint: str, payload: str = "1") -> list[DeliveryRef]:
-        """Accept events and route them to `endpoint`; nobody is told."""
+    def wait(self, count: int, endpoint: str, payload: str = "1") -> list[DeliveryRef]:
+        """Have deliveries to `endpoint` that may go at once wait in its lane."""
         refs: list[DeliveryRef] = []
-        plan = [PlannedDelivery(endpoint, endpoint, (endpoint,))]
         for page in _sizes(count):
-            accepted = self.accept(page, f"{endpoint}.x", payload)
-            refs += [ref for result in events.route(self.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+            routed = self._routed(page, endpoint, payload)
+            self._queue(routed)
+            refs += routed
         return refs
 
-    def failed(self, refs: Sequence[DeliveryRef], delays_s: Sequence[float]) -> list[DeliveryRef]:
-        """Let a first attempt of deliveries have failed, with the next one due in `delays_s` seconds; nobody is told."""
-        later: list[DeliveryRef] = []
-        for start in range(0, len(refs), PAGE):
-            page, delays = refs[start : start + PAGE], delays_s[start : start + PAGE]
-            held = claim(self.conn, [ClaimRequest(ref.delivery_id, making.token(), 40.0) for ref in page])
-            verdicts = [
-                making.verdict(h, replace(making.RETRY, delay_s=delay))
-                for h, delay in zip(held, delays, strict=True)
-                if isinstance(h, Claimed)
-            ]
-            assert len(verdicts) == len(page), "each may be claimed"
-            settled = settle(self.conn, verdicts)
-            later += [replace(ref, delay_s=s.delay_s) for ref, s in zip(page, settled, strict=True)]
-        return later
+    def delay(self, delays_s: Sequence[float], endpoint: str) -> list[DeliveryRef]:
+        """Have deliveries to `endpoint` whose first attempt has failed wait for their second, due in `delays_s` seconds."""
+        refs: list[DeliveryRef] = []
+        for start in range(0, len(delays_s), PAGE):
+            page = delays_s[start : start + PAGE]
+            failed = self._failed(self._routed(len(page), endpoint, "1"), page)
+            self._queue(failed)
+            refs += failed
+        return refs
 
-    def queue(self, refs: Sequence[DeliveryRef]) -> None:
-        """Make sure that deliveries are queued."""
+    def put_off(self, count: int, delay_s: float, endpoint: str) -> None:
+        """Have deliveries to `endpoint` wait for their first attempt, due in `delay_s` seconds."""
+        for page in _sizes(count):
+            refs = [replace(ref, delay_s=delay_s) for ref in self._routed(page, endpoint, "1")]
+            self.conn.execute(
+                "UPDATE delivery SET next_attempt_at = clock_timestamp() + %s * interval '1 s' WHERE id = ANY(%s)",
+                (delay_s, [ref.delivery_id for ref in refs]),
+            )
+            self._queue(refs)
+
+    def _routed(self, count: int, endpoint: str, payload: str) -> list[DeliveryRef]:
+        plan = [PlannedDelivery(endpoint, endpoint, (endpoint,))]
+        accepted = self.accept(count, f"{endpoint}.x", payload)
+        return [ref for result in events.route(self.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+
+    def _failed(self, refs: Sequence[DeliveryRef], delays_s: Sequence[float]) -> list[DeliveryRef]:
+        verdicts = []
+        for answer, delay_s in zip(self._claimed(refs), delays_s, strict=True):
+            assert isinstance(answer, Claimed), answer
+            verdicts.append(making.verdict(answer, replace(making.RETRY, delay_s=delay_s)))
+        settled = settle(self.conn, verdicts)
+        return [replace(ref, delay_s=s.delay_s) for ref, s in zip(refs, settled, strict=True)]
+
+    def _claimed(self, refs: Sequence[DeliveryRef]) -> list[Claimed | Refused]:
+        return claim(self.conn, [ClaimRequest(ref.delivery_id, making.token(), 40.0) for ref in refs])
+
+    def _queue(self, refs: Sequence[DeliveryRef]) -> None:
+        """Before reconcile does: it runs often here."""
         self.queues.ensure([ensure_delivery(ref) for ref in refs])
 
 
