@@ -241,7 +241,8 @@ def _reason(raw: bytes) -> str:
 
 
 def _place(place: Any) -> dict[str, Any]:
-    return {"where": place.kind, "seconds": round(place.delay_s, 3), "ahead": place.ahead}
+    shown = {"where": place.kind, "seconds": round(place.delay_s, 3), "ahead": place.ahead}
+    return shown | {"for": place.limit} if place.limit else shown
 
 
 def _jsonable(value: Any) -> Any:

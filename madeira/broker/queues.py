@@ -103,11 +103,15 @@ class Beat(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a key is. `delay_s`: until due, until the lane's next chance, or until the marker runs out."""
+    """Where a key is. `delay_s`: until due, until the lane's next chance, or until the marker runs out.
+
+    `limit` names the limit of its lane that it waits for; empty where it only waits for its turn.
+    """
 
     kind: Literal["held", "waiting", "delayed", "nowhere"]
     delay_s: float
     ahead: int
+    limit: Literal["", "rate", "cap"] = ""
 
 
 class Size(NamedTuple):
@@ -318,8 +322,8 @@ class Queues:
         """Where keys are."""
         places = []
         for page in _pages(keys):
-            for kind, wait, ahead in self.run("where", queue, *page):
-                places.append(Place(kind.decode(), float(wait) / 1000, ahead))
+            for kind, wait, ahead, limit in self.run("where", queue, *page):
+                places.append(Place(kind.decode(), float(wait) / 1000, ahead, limit.decode()))
         return places
 
     def unknown(self, queue: str, items: Sequence[tuple[str, float]]) -> set[str]:

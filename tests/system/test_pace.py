@@ -162,7 +162,7 @@ def test_waiting_for_the_rate_uses_up_no_attempt_and_reads_as_waiting(shared: Si
     assert slow.waiting["status"] == "delivering"
     (delivery,) = slow.waiting["deliveries"]
     assert (delivery["status"], delivery["attempt"], delivery["attempts"]) == ("pending", 0, [])
-    assert delivery["waits"]["where"] == "waiting"
+    assert (delivery["waits"]["where"], delivery["waits"]["for"]) == ("waiting", "rate")
     assert delivery["waits"]["ahead"] >= 3
 
     rows = shared.madeira.rows(

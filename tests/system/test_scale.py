@@ -55,7 +55,7 @@ def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
         "soon": at("soon"),
         "later": at("later"),
         "crawl": at("crawl", rate=0.001),
-        "stuck": at("stuck"),
+        "stuck": at("stuck", concurrency=1000),
         "healthy": at("healthy"),
         "failing": at("failing", retry={"initial": 60, "max": 1800}),
         **{name: at(name) for name in BUSY},
