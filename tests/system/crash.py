@@ -8,7 +8,6 @@ no verdict must have been in the hands of a process that was killed or frozen at
 import contextlib
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,20 +58,19 @@ def think(call: Call) -> Answer:
 
 @dataclass
 class Fault:
-    """Something that was killed or frozen, and when (Unix seconds)."""
+    """Something that was killed or frozen, when (Unix seconds), and which deliveries it had in its hands."""
 
     kind: str
     at: float
-    #: Calls that the victim could have had in hand; 0 for whatever makes no calls.
-    hands: int
+    hands: frozenset[int] = frozenset()
     until: float = 0.0
     lost: int = 0
     called: int = 0
     late: int = 0
 
-    def explains(self, claimed: float) -> bool:
-        """Whether a claim of that time could have been in the victim's hands."""
-        return self.hands > 0 and self.at - TIMEOUT_S - MARGIN_S <= claimed <= self.at + AFTERLIFE_S
+    def explains(self, delivery: int, claimed: float) -> bool:
+        """Whether a claim of that time was in the victim's hands."""
+        return delivery in self.hands and self.at - TIMEOUT_S - MARGIN_S <= claimed <= self.at + AFTERLIFE_S
 
 
 class Traffic:
@@ -151,12 +149,17 @@ class Cast:
         if self.scheduler.popen.poll() is not None:
             self.scheduler = self._new_scheduler()
 
-    def kill_api_worker(self) -> None:
+    def in_hand(self, *pids: int) -> frozenset[int]:
+        """The deliveries in the hands of processes that do nothing any more, as Redis has it."""
+        held = self.madeira.redis.hgetall(f"{self.madeira.namespace}:deliver:held")
+        return frozenset(_delivery_of(key) for key, note in held.items() if _pid_of(note) in pids)
+
+    def kill_api_worker(self, fault: Fault) -> None:
         before = self.api.children()
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: len(set(self.api.children()) - set(before)) == 1, what="gunicorn's new worker")
 
-    def kill_api_master(self) -> None:
+    def kill_api_master(self, fault: Fault) -> None:
         """Its workers end by themselves; as long as one holds the port, a new master gives up and is started again."""
         os.kill(self.api.pid, signal.SIGKILL)
         self.api.popen.wait(10)
@@ -168,68 +171,76 @@ class Cast:
             self.api = self.madeira.start("api", args, {"MADEIRA_PROCESSES": "2"})
         return "Listening at" in self.api.tail()
 
-    def kill_worker_child(self) -> None:
-        os.kill(self._busiest_worker(), signal.SIGKILL)
+    def _busiest_worker(self) -> int:
+        """The worker process that holds most deliveries now."""
+        return max(worker_processes(self.worker), key=lambda pid: len(self.in_hand(pid)))
+
+    def kill_worker_process(self, fault: Fault) -> None:
+        pid = self._busiest_worker()
+        os.kill(pid, signal.SIGKILL)
+        fault.hands = self.in_hand(pid)
         assert self.worker.popen.wait(20) != 0, "a supervisor that restarts on failure must see one"
         self.worker = self._new_worker()
 
-    def kill_worker_master(self) -> None:
+    def kill_worker_master(self, fault: Fault) -> None:
         """The children go on without their master, beside those of the next one."""
-        self.orphans = worker_processes(self.worker)
+        self.orphans += worker_processes(self.worker)
         os.kill(self.worker.pid, signal.SIGKILL)
         self.worker.popen.wait(10)
         self.worker = self._new_worker()
 
-    def kill_orphans(self) -> None:
+    def kill_orphans(self, fault: Fault) -> None:
         for pid in self.orphans:
             os.kill(pid, signal.SIGKILL)
+        fault.hands = self.in_hand(*self.orphans)
+        self.orphans = []
 
-    def kill_scheduler(self) -> None:
+    def kill_scheduler(self, fault: Fault) -> None:
         self.scheduler.kill()
         self.scheduler = self._new_scheduler()
 
-    def kill_redis(self) -> None:
+    def kill_redis(self, fault: Fault) -> None:
         self.redis.kill()
         self.redis.start()
 
-    def kill_postgres(self) -> None:
+    def kill_postgres(self, fault: Fault) -> None:
         self.postgres.kill()
         self.postgres.start()
 
-    def _busiest_worker(self) -> int:
-        """The worker process that holds most deliveries now, as Redis has it."""
-        held = Counter(_pid_of(note) for note in self.madeira.redis.hvals(f"{self.madeira.namespace}:deliver:held"))
-        return max(worker_processes(self.worker), key=lambda pid: held[pid])
-
-    def freeze_worker(self) -> None:
+    def freeze_worker(self, fault: Fault) -> None:
         """One of two worker processes stops until others have taken over what it had, then goes on."""
         pid = self._busiest_worker()
         os.kill(pid, signal.SIGSTOP)
-        frozen_at = time.time()
         try:
-            wait_until(lambda: claims_older_than(self.madeira, frozen_at) == 0, 30, what="the takeover")
+            fault.hands = self.in_hand(pid)
+            wait_until(lambda: claims_older_than(self.madeira, fault.at) == 0, 30, what="the takeover")
         finally:
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: recorded_late(self, frozen_at), what="a row for each outcome that came too late")
+        wait_until(lambda: all_late(self, fault), what="a row for each outcome that came too late")
 
 
-#: The faults in their order: kind, what it does, and how many calls the victim can have in hand.
-FAULTS: Final[Sequence[tuple[str, Callable[[Cast], None], int]]] = (
-    ("API worker", Cast.kill_api_worker, 0),
-    ("worker process", Cast.kill_worker_child, THREADS - 2),
-    ("Redis", Cast.kill_redis, 0),
-    ("frozen worker", Cast.freeze_worker, THREADS - 2),
-    ("API master", Cast.kill_api_master, 0),
-    ("worker master", Cast.kill_worker_master, 0),
-    ("its orphans", Cast.kill_orphans, PROCESSES * (THREADS - 2)),
-    ("Postgres", Cast.kill_postgres, 0),
-    ("scheduler", Cast.kill_scheduler, 0),
+#: The faults in their order. Orphans are killed after their master, wherever a round begins.
+FAULTS: Final[Sequence[tuple[str, Callable[[Cast, Fault], None]]]] = (
+    ("API worker", Cast.kill_api_worker),
+    ("worker process", Cast.kill_worker_process),
+    ("Redis", Cast.kill_redis),
+    ("frozen worker", Cast.freeze_worker),
+    ("API master", Cast.kill_api_master),
+    ("worker master", Cast.kill_worker_master),
+    ("its orphans", Cast.kill_orphans),
+    ("Postgres", Cast.kill_postgres),
+    ("scheduler", Cast.kill_scheduler),
 )
 
 
 def worker_processes(master: Process, processes: int = PROCESSES) -> list[int]:
     """The pids of a Dramatiq master's worker processes; what it starts after them serves metrics."""
     return master.children()[:processes]
+
+
+def _delivery_of(key: bytes) -> int:
+    """The number of the delivery that a key of the queue names."""
+    return int(key.split(b":")[0])
 
 
 def _pid_of(note: bytes) -> int:
@@ -277,11 +288,22 @@ class Claim:
 
 
 def claims(madeira: Madeira, receiver: Receiver) -> list[Claim]:
-    """All claims so far that have ended, beside the receiver's account of them.
+    """All claims so far that have ended, beside the receiver's account of them."""
+    return _claims(madeira, receiver)[0]
+
+
+def all_claims(madeira: Madeira, receiver: Receiver) -> list[Claim]:
+    """The same when everything has ended.
 
     Raises:
         AssertionError: the receiver saw a call that no claim accounts for.
     """
+    ended, strays = _claims(madeira, receiver)
+    assert not strays, f"calls that no claim accounts for: {strays}"
+    return ended
+
+
+def _claims(madeira: Madeira, receiver: Receiver) -> tuple[list[Claim], Counter[tuple[int, int]]]:
     log = rows(madeira, "SELECT *, extract(epoch FROM started_at)::float8 AS claimed FROM delivery_log ORDER BY id")
     late = {(row["delivery_id"], row["attempt"]) for row in log if row["outcome"] == "late"}
     calls = Counter(_claim_of(call) for call in receiver.calls)
@@ -291,31 +313,25 @@ def claims(madeira: Madeira, receiver: Receiver) -> list[Claim]:
             key = (row["delivery_id"], row["attempt"])
             assert key not in ended, f"two verdicts for {key}"
             ended[key] = Claim(*key, row["claimed"], row["outcome"], key in late, calls.pop(key, 0))
-    assert not calls, f"calls that no claim accounts for: {calls}"
-    return list(ended.values())
+    return list(ended.values()), calls
 
 
 def _claim_of(call: Call) -> tuple[int, int]:
     return int(call.webhook_id.split("_")[1]), int(call.headers["x-madeira-attempt"])
 
 
-def recorded_late(cast: Cast, frozen_at: float) -> bool:
+def all_late(cast: Cast, fault: Fault) -> bool:
     """Whether each call that was in frozen hands, and was taken over, has its late row."""
-    log = rows(
-        cast.madeira, "SELECT delivery_id, attempt, outcome, extract(epoch FROM started_at)::float8 AS at FROM delivery_log"
+    return all(
+        c.late for c in claims(cast.madeira, cast.receiver) if c.lost and c.calls and fault.explains(c.delivery, c.claimed)
     )
-    called = {_claim_of(call) for call in cast.receiver.calls}
-    window = (frozen_at - TIMEOUT_S - MARGIN_S, frozen_at + AFTERLIFE_S)
-    lost = {(r["delivery_id"], r["attempt"]) for r in log if r["outcome"] == "lost" and window[0] <= r["at"] <= window[1]}
-    late = {(r["delivery_id"], r["attempt"]) for r in log if r["outcome"] == "late"}
-    return lost & called <= late
 
 
 def blame(ended: Sequence[Claim], faults: Sequence[Fault]) -> list[Claim]:
     """Count lost claims at the fault that took them; returns those that were called and that no fault explains."""
     unexplained = []
     for claim in ended:
-        fault = next((f for f in faults if f.explains(claim.claimed)), None)
+        fault = next((f for f in faults if f.explains(claim.delivery, claim.claimed)), None)
         if claim.late and fault:
             fault.late += 1
         if not claim.lost:
@@ -330,12 +346,13 @@ def blame(ended: Sequence[Claim], faults: Sequence[Fault]) -> list[Claim]:
 
 def table(faults: Sequence[Fault], ended: Sequence[Claim], accepted: int, finished: Counter[str]) -> Iterator[str]:
     """The count, to be printed."""
-    yield f"{'killed or frozen':<18}{'times':>6}{'could hold':>12}{'held':>6}{'called':>8}{'late':>6}{'mean s':>8}"
+    yield f"{'killed or frozen':<18}{'times':>6}{'in hand':>9}{'lost':>6}{'called':>8}{'late':>6}{'mean s':>8}"
     for kind in dict.fromkeys(f.kind for f in faults):
         group = [f for f in faults if f.kind == kind]
-        held, lost, called, late = (sum(getattr(f, name) for f in group) for name in ("hands", "lost", "called", "late"))
+        in_hand = sum(len(f.hands) for f in group)
+        lost, called, late = (sum(getattr(f, name) for f in group) for name in ("lost", "called", "late"))
         mean = sum(f.until - f.at for f in group) / len(group)
-        yield f"{kind:<18}{len(group):>6}{held:>12}{lost:>6}{called:>8}{late:>6}{mean:>8.1f}"
+        yield f"{kind:<18}{len(group):>6}{in_hand:>9}{lost:>6}{called:>8}{late:>6}{mean:>8.1f}"
     calls = sum(c.calls for c in ended)
     again = sum(c.calls for c in ended if c.lost)
     yield f"events: {accepted} accepted, {sum(finished.values())} ended ({', '.join(f'{n} {s}' for s, n in finished.items())})"
@@ -370,7 +387,7 @@ def holders(madeira: Madeira, delivery: int) -> set[int]:
     """The worker process that has a delivery in its hands now, as Redis has it."""
     held = madeira.redis.hgetall(f"{madeira.namespace}:deliver:held")
     ours = {pid for process in madeira.processes if process.popen.poll() is None for pid in process.children()}
-    return {_pid_of(note) for key, note in held.items() if key.startswith(b"%d:" % delivery)} & ours
+    return {_pid_of(note) for key, note in held.items() if _delivery_of(key) == delivery} & ours
 
 
 def killing(madeira: Madeira) -> Callable[[Call], Answer]:
