@@ -12,9 +12,9 @@ SEPARATOR: Final = "@"
 #: up for some of it, or its rate would never be reached.
 _FAST_MS: Final = 100.0
 
-#: How much longer the gaps of a fast lane are than its limit asks for: calls arrive unevenly late, and a second that holds
-#: one more than the limit is a broken promise, while one that holds one less is not.
-_CAUTION: Final = 1.01
+#: How much longer a gap is than the limit asks for, as a share of it and in milliseconds at most: calls arrive unevenly
+#: late, and a second that holds one more than the limit is a broken promise, while one that holds one less is not.
+_CAUTION: Final = (0.01, 50.0)
 
 #: What a fast lane may make up for: half a gap, since calls arrive unevenly late on top of that, but at least this many
 #: milliseconds, since a turn of a consumer takes a few.
@@ -38,7 +38,7 @@ class LaneSettings(NamedTuple):
 def gap_ms(rate: float) -> float:
     """Time between two grants, in milliseconds."""
     gap = 1000.0 / rate
-    return gap if is_slow(rate) else gap * _CAUTION
+    return gap + min(gap * _CAUTION[0], _CAUTION[1])
 
 
 def is_slow(rate: float) -> bool:
