@@ -22,6 +22,9 @@ log = get(__name__)
 #: Name of the lease row: one rebuild at a time.
 LEASE: Final = "rebuild"
 
+#: Beats after which another may take over from a rebuild whose process is gone, and a second. The epoch takes about two.
+_LEASE_BEATS: Final = 5
+
 #: Rows per page.
 _PAGE: Final = 1000
 
@@ -35,9 +38,9 @@ def rebuild(*, queues: Queues, database: Database, holder: str, beat_s: float, s
     Raises:
         BrokerUnavailable, StoreUnavailable: a store went away; the rebuild is tried again later.
     """
-    ttl_s = max(60.0, 10 * beat_s)
+    # Short, so that a process that dies meanwhile does not stop the others for long: of two the nonce lets one through.
     with database.connection() as conn:
-        if not leases.take(conn, LEASE, holder, ttl_s):
+        if not leases.take(conn, LEASE, holder, _LEASE_BEATS * beat_s + 1.0):
             return False
     try:
         return _rebuild(queues, database, beat_s, stopped)

@@ -9,16 +9,19 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from madeira.broker.queues import DELIVER
-from madeira.broker.rebuild import Stopper, rebuild
+from madeira.broker.rebuild import LEASE, Stopper, rebuild
+from madeira.store import leases
 from tests.receiver import Answer, Gate
 from tests.system.conftest import Stage
 from tests.system.harness import Process, free_port, wait_until
-from tests.system.states import CAP, calls_by_event, most_at_once
+from tests.system.states import BRISK, CAP, calls_by_event, most_at_once
 
 #: Every kind of key that the cast of a test makes, as `kind_of` names it; each is deleted alone.
 KINDS = (
@@ -122,6 +125,33 @@ def test_of_two_rebuilds_at_once_the_later_one_counts(stage: Stage) -> None:
     assert rebuild(queues=stage.queues, database=stage.database, holder="the later one", beat_s=0.5, stopped=Stopper())
     assert redis.get("m:epoch") != first
     assert "rebuild.again" in stage.logs()
+    cast.outlast_a_reconcile()
+    cast.leave()
+
+
+def test_a_rebuild_whose_process_is_frozen_does_not_stop_the_others(stage: Stage) -> None:
+    redis = stage.madeira.redis
+    cast = stage.cast()
+    frozen, thawed = threading.Event(), threading.Event()
+
+    def freeze(_: float) -> bool:
+        frozen.set()
+        return not thawed.wait(30)
+
+    beat_s, name = float(BRISK["MADEIRA_BEAT_S"]), "the frozen one"
+    with stage.database.connection() as conn:
+        assert leases.take(conn, LEASE, name, 5.0)
+    redis.flushall()
+    with ThreadPoolExecutor(1) as pool:
+        rebuilding = pool.submit(
+            rebuild, queues=stage.queues, database=stage.database, holder=name, beat_s=beat_s, stopped=freeze
+        )
+        try:
+            assert frozen.wait(5)
+            wait_until(lambda: redis.get("m:epoch"), 8, what="the epoch, by another process")
+        finally:
+            thawed.set()
+        assert rebuilding.result() is False
     cast.outlast_a_reconcile()
     cast.leave()
 
