@@ -168,16 +168,32 @@ def test_the_demo_tells_its_four_stories(demo: tuple[Place, Up]) -> None:
     assert not [line for line in up.lines if "WRONG" in line]
 
 
+@pytest.mark.skipif(
+    not (shutil.which("curl") and shutil.which("openssl")) and not os.environ.get("CI"), reason="needs curl and openssl"
+)
+def test_the_readme_s_own_event_arrives(demo: tuple[Place, Up]) -> None:
+    """What a newcomer copies from the README is accepted, arrives verified, and is known when it is posted again."""
+    place, up = demo
+    (script,) = re.findall(r"```sh\n(BODY=.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = script.replace(":8000/", f":{place.environ['MADEIRA_PORT']}/")
+    assert "202 Accepted" in subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    up.wait_for("receiver.*signature good, answered 200.*order-1")
+    up.wait_for("order-1 +SUCCEEDED")
+    again = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "200 OK" in again
+    assert '"duplicate": true' in again
+
+
 def test_the_commands_find_a_running_up(demo: tuple[Place, Up]) -> None:
     """send, trace, events, reconcile, migrate and doctor need no setting beside a running `up`."""
     place, up = demo
-    assert "202 order-1" in place.run("send", '{"event_id": "order-1", "event_type": "order.created", "payload": 1}')
-    up.wait_for("order-1 +SUCCEEDED")
-    (event,) = place.trace("order-1")
+    assert "202 order-2" in place.run("send", '{"event_id": "order-2", "event_type": "order.created", "payload": 1}')
+    up.wait_for("order-2 +SUCCEEDED")
+    (event,) = place.trace("order-2")
     assert event["status"] == "succeeded"
     assert [a["outcome"] for d in event["deliveries"] for a in d["attempts"]] == ["succeeded"]
-    assert "order-1" in place.run("trace", event["trace_id"])
-    assert json.loads(place.run("events", "show", "--json", "order-1"))["payload"] == "1"
+    assert "order-2" in place.run("trace", event["trace_id"])
+    assert json.loads(place.run("events", "show", "--json", "order-2"))["payload"] == "1"
     assert "no event" in place.run("trace", "nothing", code=1)
     assert json.loads(place.run("migrate", "--json")) == {"applied": []}
     assert json.loads(place.run("reconcile", "--json"))["ran"] is True
