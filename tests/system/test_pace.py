@@ -60,6 +60,8 @@ def shared(
         redis_url=shared_redis_url,
         endpoints=endpoints,
         threads=16,
+        # Whatever heals or changes does so without its help.
+        env={"MADEIRA_RECONCILE_S": "60"},
     ) as shared:
         # A process's first calls take longer than all others.
         shared.bulk.post(40, "warm.x")
@@ -125,6 +127,7 @@ def slow(shared: Site) -> Slow:
     forgotten = madeira.delivery(seen.mixed[-1])
     key = f"{forgotten['id']}:{forgotten['event_seq']}:mixed"
     assert shared.redis.zrem("m:deliver:lane:mixed", key) == 1
+    reconcile = madeira.start("reconcile", ["madeira", "reconcile"], {"MADEIRA_RECONCILE_S": "0.2"})
 
     for name in SPOILT:
         receiver.wait_for(2, path=f"/{name}")
@@ -132,6 +135,8 @@ def slow(shared: Site) -> Slow:
     for name, value in SPOILT.items():
         spoil(shared.redis, name, value)
     madeira.wait_all()
+    assert reconcile.popen.wait(20) == 0
+    assert "delivery_not_queued: 1" in reconcile.tail()
     return seen
 
 
