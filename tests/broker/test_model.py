@@ -22,7 +22,7 @@ from tests.broker.conftest import Player, lane
 FAR: Final = 600.0
 
 #: Milliseconds between two grants of the lane `slow`, which never makes up for any.
-GAP_MS: Final = 20.0
+GAP_MS: Final = 40.0
 
 CAP: Final = 2
 
@@ -47,11 +47,11 @@ HAPPENINGS: Final[dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]]] = {
     "ensure": (2, {"some": some_keys, "delay_s": delays}),
     "ensure_what_is_held": (1, {"pick": picks, "delay_s": delays}),
     "take": (3, {"name": names, "queue": queues, "room": st.integers(1, 4), "answered": st.integers(0, 3).map(bool)}),
-    "finish": (4, {"pick": picks, "kind": kinds, "delay_s": delays, "refund": st.booleans(), "room": st.integers(0, 2)}),
+    "finish": (4, {"pick": picks, "kind": kinds, "delay_s": delays, "refund": st.booleans(), "room": st.integers(0, 3)}),
     "finish_again": (1, {"pick": picks, "kind": kinds}),
     "forget": (1, {"some": some_keys}),
     "beat": (1, {"name": names}),
-    "fall_silent": (1, {"name": names, "by": names}),
+    "fall_silent": (1, {"pick": picks, "returns": st.booleans()}),
     "lose_the_index": (1, {}),
     "let_time_pass": (1, {}),
 }
@@ -213,8 +213,10 @@ class Machine(RuleBasedStateMachine):
         listed = [Held(queue, key, token, 40.0, False) for key, (queue, token) in hands.items()]
         self.queues.beat(name, silence_s=60.0, spread_s=0.0, queues=[DELIVER, ROUTE], held=listed)
 
-    def fall_silent(self, name: str, by: str) -> None:
-        """A process is not heard of for long; what it held is due when its leases end. It may come back."""
+    def fall_silent(self, pick: int, returns: bool) -> None:
+        """A process is not heard of for long; what it held is due when its leases end. It may come back at once, or later."""
+        names = sorted(self.players, key=lambda name: not self.players[name].hands)
+        name, by = names[pick % max(1, sum(bool(player.hands) for player in self.players.values()))], names[-1]
         if name == by:
             return
         self.client.zadd("t:procs", {name: 1})
@@ -222,7 +224,10 @@ class Machine(RuleBasedStateMachine):
             if place.kind == "held" and place.holder == name:
                 place.kind, place.token, place.holder, place.note = "delayed", "", "", None
         self.beat(by)
-        self.client.zadd("t:procs", {name: time.time() * 1000})
+        if returns:
+            self.beat(name)
+        else:
+            self.client.zadd("t:procs", {name: time.time() * 1000})
 
     def lose_the_index(self) -> None:
         """The index of lanes is deleted; reconcile asks for all keys, and makes it again."""

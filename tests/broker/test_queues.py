@@ -136,6 +136,20 @@ def test_a_refused_claim_costs_no_rate_token(queues: Queues) -> None:
     assert player.finish(key(1), "f", room=1, refund=True).grants[0].key == key(2)
 
 
+def test_the_token_of_a_grant_before_the_last_one_is_gone_where_no_two_may_be_closer_than_the_pace(queues: Queues) -> None:
+    queues.set_lanes([lane("a", rate=4.0)])
+    ensure(queues, key(1), key(2), key(3))
+    player = Player(queues, "p")
+    assert player.take() == [key(1)]
+    deadline = time.monotonic() + 5
+    while not (got := player.take()) and time.monotonic() < deadline:
+        pass
+    assert got == [key(2)]
+    turn = player.finish(key(1), "b", room=1)
+    assert turn.grants == (), "key 2 has just been granted"
+    assert player.finish(key(2), "b", room=1).grants != (), "now nobody has"
+
+
 def test_the_cap_counts_over_all_processes_and_a_finish_lets_the_next_one_go(queues: Queues) -> None:
     queues.set_lanes([lane("a", concurrency=2)])
     ensure(queues, *(key(n) for n in range(1, 6)))
