@@ -187,7 +187,8 @@ class QueueConsumer(Consumer):
                 finishes=finishes,
                 follow=follow,
             )
-        except BrokerUnavailable:
+        except BaseException:
+            # Whatever it was: what is finished must be told, and telling it twice does no harm.
             with self._wakeup:
                 self._finishes[:0] = finishes
                 self._follow[:0] = follow

@@ -158,6 +158,28 @@ def test_ensuring_a_key_in_hand_makes_no_second_call(process: InProcess, receive
     assert (process.outcomes(ref), receiver.count()) == (["succeeded"], 1)
 
 
+def test_copies_of_a_key_put_there_by_hand_make_no_second_call(process: InProcess, receiver: Receiver) -> None:
+    gate = Gate()
+    receiver.answer("/a", Answer(hold=gate))
+    ref = process.routed(queued=False)
+    key = delivery_key(ref)
+    process.redis.zadd("m:deliver:delayed", {key: 1})
+    process.redis.zadd("m:deliver:lane:a", {key: 1})
+    process.redis.zadd("m:deliver:active", {"a": 1})
+    other = process.routed()
+    receiver.wait_for(2)
+    process.redis.zadd("m:deliver:delayed", {key: 1})
+    process.redis.zadd("m:deliver:lane:a", {key: 1, delivery_key(other): 1})
+    process.queues.beat("another process", silence_s=60, spread_s=0, queues=[DELIVER], held=[])
+    third = process.routed()
+    receiver.wait_for(3)
+    gate.set()
+    for one in (ref, other, third):
+        process.wait_status(one, "succeeded")
+        process.wait_place(one, "nowhere")
+    assert (receiver.count(), receiver.overlaps) == (3, {})
+
+
 def test_a_key_that_is_ensured_while_its_worker_puts_it_off_waits_for_its_row(process: InProcess, receiver: Receiver) -> None:
     """The note says "now", the row says "in 30 s": the claim asks the row, and the key waits for it."""
     with settled_but_not_finished(process, receiver, BROKEN, becomes="pending") as ref:
