@@ -5,6 +5,7 @@ import socket
 from uuid import uuid4
 
 from dramatiq.broker import MessageProxy
+from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import AgeLimit, Callbacks, CurrentMessage, Middleware, Pipelines, ShutdownNotifications, TimeLimit
 from periodiq import PeriodiqMiddleware
 
@@ -17,6 +18,7 @@ from madeira.broker.queues import DELIVER, KEYED, Queues, connect
 from madeira.broker.rebuild import Stopper, rebuild
 from madeira.broker.tools import POOL, REDIS_CONNECTIONS, Tools, group_commits
 from madeira.delivery.client import Caller
+from madeira.errors import BrokerUnavailable
 from madeira.lanes import settings_of
 from madeira.routing.follow import RulesFollower
 from madeira.settings import Settings, require
@@ -74,7 +76,10 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
 
     def ask_for_reconcile() -> None:
         if due() and "reconcile" in broker.actors:
-            broker.get_actor("reconcile").send()
+            try:
+                broker.get_actor("reconcile").send()
+            except ConnectionClosed as e:
+                raise BrokerUnavailable(str(e)) from None
 
     def start_rebuild() -> None:
         rebuild(queues=broker.wire, database=database, holder=broker.process, beat_s=settings.beat_s, stopped=stopped)

@@ -294,6 +294,43 @@ def told_twice(madeira: Madeira, receiver: Receiver, worker: Process) -> None:
     assert receiver.count() == 2
 
 
+def test_workers_for_routing_and_for_delivering_are_restarted_without_the_other(launch: Launch, receiver: Receiver) -> None:
+    """`-Q route` goes and comes while a call is under way, then `-Q deliver` while events are routed; nothing waits for long."""
+    gate = Gate()
+    held(receiver, gate)
+    names = ("a", "b", "c", "d")
+    madeira = launch(
+        {name: {"url": receiver.url(f"/{name}"), "timeout": 30} for name in names}, env={"MADEIRA_RECONCILE_S": "600"}
+    )
+    madeira.api()
+    routing, delivering = madeira.worker(queues=["route"]), madeira.worker(queues=["deliver"], threads=4)
+    events = [madeira.post()]
+    receiver.wait_for(1)
+
+    assert routing.stop() == 0
+    events += [madeira.post("a.x")]
+    routing = madeira.worker(queues=["route"])
+    receiver.wait_for(2)
+    assert delivering.popen.poll() is None
+
+    delivering.popen.terminate()
+    wait_until(lambda: "Shutting down" in delivering.tail(), what="the beginning of the end")
+    gates = [Gate() for _ in names]
+    for name, hold in zip(names, gates, strict=True):
+        receiver.queue(f"/{name}", Answer(hold=hold))
+        events.append(madeira.post(f"{name}.x"))
+    wait_until(lambda: madeira.value("SELECT count(*) FROM delivery") == 6, what="routing meanwhile")
+    madeira.worker(queues=["deliver"], threads=4)
+    receiver.wait_until(lambda: receiver.in_progress == 5, what="one call in the old worker, and on all four threads of the new")
+    for hold in (gate, *gates):
+        hold.set()
+    assert delivering.popen.wait(10) == 0
+    madeira.wait_all()
+    assert routing.popen.poll() is None
+    assert [outcomes(madeira, event) for event in events] == [["succeeded"]] * 6
+    assert receiver.count() == 6
+
+
 # -- Postgres goes away during a call ---------------------------------------------------------------------------------
 
 
