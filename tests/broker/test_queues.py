@@ -317,6 +317,59 @@ def test_a_beat_puts_back_what_it_lists_and_redis_forgot(queues: Queues, redis_u
     assert Player(queues, "q").take(room=5) == [], "its place counts again"
 
 
+def frozen_through_a_rebuild(queues: Queues, redis_url: str) -> Player:
+    """A process that holds the one place of a lane, and that was frozen while Redis was wiped and rebuilt."""
+    settings = lane("a", concurrency=1)
+    queues.set_lanes([settings])
+    ensure(queues, key(1))
+    player = Player(queues, "p")
+    assert player.take() == [key(1)]
+    redis.Redis.from_url(redis_url).flushall()
+    assert queues.rebuild_begin("n")
+    assert queues.rebuild_hold("n", [(key(1), "pg:claim", 30.0)])
+    assert queues.rebuild_commit("n")
+    queues.set_lanes([settings])
+    ensure(queues, key(2))
+    assert Player(queues, "q").take() == [], "its place counts"
+    return player
+
+
+def test_a_holder_that_comes_back_after_a_rebuild_has_its_key_and_its_place_again(queues: Queues, redis_url: str) -> None:
+    player = frozen_through_a_rebuild(queues, redis_url)
+    assert beat(queues, "p", held(player, key(1)))[1] == 1
+    assert Player(queues, "q").take() == [], "it has one place, not none"
+    player.finish(key(1))
+    assert Player(queues, "q").take() == [key(2)], "nor two"
+
+
+def test_a_verdict_ends_the_claim_that_a_rebuild_was_told_of(queues: Queues, redis_url: str) -> None:
+    player = frozen_through_a_rebuild(queues, redis_url)
+    player.finish(key(1), "d", due=time.monotonic() + 5)
+    (place,) = queues.where(DELIVER, [key(1)])
+    assert place.kind == "delayed"
+    assert place.delay_s == pytest.approx(5, abs=0.5)
+    assert Player(queues, "q").take() == [key(2)]
+
+
+def test_a_refused_claim_leaves_the_place_of_the_claim_that_a_rebuild_was_told_of(queues: Queues, redis_url: str) -> None:
+    player = frozen_through_a_rebuild(queues, redis_url)
+    player.finish(key(1), "d", due=time.monotonic() + 5, refund=True)
+    assert kinds(queues, key(1)) == ["held"]
+    assert Player(queues, "q").take() == []
+
+
+def test_the_list_of_places_is_made_again_from_what_is_held(queues: Queues, redis_url: str) -> None:
+    queues.set_lanes([lane("a", concurrency=2), lane("b")])
+    ensure(queues, key(1, "b"), *(key(n) for n in range(2, 6)))
+    player = Player(queues, "p")
+    assert set(player.take(room=9)) == {key(1, "b"), key(2), key(3)}
+    redis.Redis.from_url(redis_url).delete("t:lane:a:places")
+    assert queues.unknown(DELIVER, [(key(4), 0.0)]) == set()
+    assert Player(queues, "q").take(room=9) == []
+    player.finish(key(2))
+    assert Player(queues, "q").take(room=9) == [key(4)]
+
+
 def test_a_beat_leaves_a_key_to_another_holder(queues: Queues, redis_url: str) -> None:
     queues.set_lanes([lane("a")])
     ensure(queues, key(1))

@@ -82,9 +82,9 @@ class Stage:
         self._casts.clear()
         self.madeira.wait_all()
 
-    def taken_over(self) -> int:
-        """How many keys workers said to have taken over from others so far."""
-        return sum(int(n) for n in re.findall(r'"taken_over": (\d+)', self.logs()))
+    def told(self, what: str) -> int:
+        """How many keys heartbeats said to have been ``put_back``, ``strays`` or ``taken_over`` so far."""
+        return sum(int(n) for n in re.findall(rf'"{what}": (\d+)', self.logs()))
 
     def logs(self) -> str:
         """What all workers logged so far."""

@@ -182,12 +182,12 @@ def test_a_worker_whose_threads_are_busy_keeps_its_calls_and_reconcile_runs_besi
         ids = [e for page in pool.map(lambda lane: madeira.post_many(8, f"{lane}.x", threads=2), stage.lanes) for e in page]
     # Of eight threads a process deliveries may use six; the last of those is for a lane that holds none.
     receiver.wait_for(10)
-    newest, taken_over = "SELECT coalesce(max(id), 0) FROM reconcile_run", stage.taken_over()
+    newest, taken_over = "SELECT coalesce(max(id), 0) FROM reconcile_run", stage.told("taken_over")
     reconciled, silent = madeira.value(newest), time.monotonic() + 1.4 * float(BRISK["MADEIRA_SILENCE_S"])
     wait_until(lambda: time.monotonic() > silent, what="the silence of a process that is gone")
     assert madeira.value(newest) > reconciled + 2
     assert receiver.count() == receiver.in_progress <= 12
-    assert stage.taken_over() == taken_over, "nobody took a busy process for gone"
+    assert stage.told("taken_over") == taken_over, "nobody took a busy process for gone"
     gate.set()
     madeira.wait_all()
     receiver.wait_idle()
