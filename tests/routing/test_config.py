@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from madeira.errors import SettingsError
@@ -151,3 +153,11 @@ def test_an_error_tells_no_secret() -> None:
     with pytest.raises(SettingsError) as e:
         parse(ENDPOINT + '[endpoint.headers]\nAuthorization="t0p\\ns3cret"\n')
     assert "s3cret" not in str(e.value)
+
+
+def test_the_example_is_a_good_configuration() -> None:
+    """Whoever starts from the example starts without a mistake."""
+    example = Path(__file__).parents[2] / "examples" / "madeira.toml"
+    environ = {"BILLING_SECRET": "x", "LEDGER_SECRET": "y", "LEDGER_TOKEN": "z"}
+    rules = parse_toml(example.read_text(), where=example.name, environ=environ)
+    assert set(rules.endpoints) == {"callback", "ledger", "audit"}
