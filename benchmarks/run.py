@@ -185,6 +185,13 @@ class Bench:
 
     # -- the stages ---------------------------------------------------------------------------------------------
 
+    def stage(self, name: str) -> tuple[float, dict[str, float]]:
+        """One stage: events per second, and CPU per event in ms by process."""
+        if name == "single":
+            return self.intake("benchmarks.one_by_one:app")
+        stages = {"bare": self.bare, "deliver": self.deliver, "end": self.end_to_end, "intake": self.intake}
+        return stages[name]()
+
     def bare(self) -> tuple[float, dict[str, float]]:
         """(a) calls per second of the bare actor, and CPU per call in ms."""
         self.wipe()
@@ -229,14 +236,16 @@ class Bench:
             after = self._cpu(worker=worker, api=api)
         return self.events / took, per_event(before, after, self.events)
 
-    def intake(self, app: str = "madeira.api:app") -> float:
+    def intake(self, app: str = "madeira.api:app") -> tuple[float, dict[str, float]]:
         """(d), (e) accepted events per second with nobody working."""
         self.wipe()
         port = free_port()
-        with self.api(port, app):
+        with self.api(port, app) as api:
             self.load(port, 500)
+            before = self._cpu(api=api)
             _, took = self.load(port, self.events)
-        return self.events / took
+            after = self._cpu(api=api)
+        return self.events / took, per_event(before, after, self.events)
 
     def idle_latency(self, count: int = 200) -> tuple[float, float]:
         """(f) p50 and p95 in ms from the first byte of a POST to the receiver's door, one event at a time."""
@@ -247,9 +256,9 @@ class Bench:
             self.load(port, 50, 1)
             self.sink.wait(50)
             self.sink.ask("reset")
-            from benchmarks.load import requests
-
             import socket
+
+            from benchmarks.load import requests
 
             with socket.create_connection(("127.0.0.1", port)) as s:
                 for n, request in enumerate(requests(count, SECRET, f"idle{time.time_ns()}")):
@@ -292,12 +301,10 @@ def free_port() -> int:
         return port
 
 
-def show(name: str, values: Sequence[float], unit: str = "/s") -> float:
-    """Print a row; returns the median."""
-    median = statistics.median(values)
+def show(name: str, values: Sequence[float]) -> None:
+    """Print a row."""
     spread = f"  ({min(values):,.0f} to {max(values):,.0f})" if len(values) > 1 else ""
-    print(f"{name:<52}{median:>10,.0f}{unit}{spread}", flush=True)
-    return median
+    print(f"{name:<52}{statistics.median(values):>10,.0f}/s{spread}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -317,44 +324,43 @@ def main(argv: Sequence[str] | None = None) -> None:
         report(bench, args.rounds, args.only)
 
 
+#: What each stage measures; in the order in which they take turns.
+STAGES = {
+    "bare": "(a) bare Dramatiq + httpx actor",
+    "deliver": "(b) deliver stage",
+    "end": "(c) end to end",
+    "intake": "(d) intake, group-committed",
+    "single": "(e) intake, one by one",
+}
+
+#: Ratios that are printed: stage, compared with, in words.
+RATIOS = (
+    ("deliver", "bare", "deliver stage / bare"),
+    ("end", "bare", "end to end / bare"),
+    ("intake", "single", "intake grouped / one by one"),
+)
+
+
 def report(bench: Bench, rounds: int, only: Sequence[str]) -> None:
     """Run the stages in turn and print what came of it."""
-    rates: dict[str, list[float]] = {name: [] for name in only}
+    rates: dict[str, list[float]] = {name: [] for name in STAGES if name in only}
     cpu: dict[str, dict[str, float]] = {}
     for _ in range(rounds):
-        if "bare" in only:
-            rate, cpu["bare"] = bench.bare()
-            rates["bare"].append(rate)
-        if "deliver" in only:
-            rate, cpu["deliver"] = bench.deliver()
-            rates["deliver"].append(rate)
-        if "end" in only:
-            rate, cpu["end"] = bench.end_to_end()
-            rates["end"].append(rate)
-        if "intake" in only:
-            rates["intake"].append(bench.intake())
-        if "single" in only:
-            rates["single"].append(bench.intake("benchmarks.one_by_one:app"))
-    names = {
-        "bare": "(a) bare Dramatiq + httpx actor",
-        "deliver": "(b) deliver stage",
-        "end": "(c) end to end",
-        "intake": "(d) intake, group-committed",
-        "single": "(e) intake, one by one",
-    }
+        for name in rates:
+            rate, spent = bench.stage(name)
+            rates[name].append(rate)
+            cpu[name] = spent or cpu.get(name, {})
     print(f"{bench.events:,} events, {bench.processes} processes x {bench.threads} threads, median of {rounds}\n")
-    medians = {name: show(text, rates[name]) for name, text in names.items() if name in only}
-    for over, under, what in (
-        ("deliver", "bare", "deliver stage / bare"),
-        ("end", "bare", "end to end / bare"),
-        ("intake", "single", "intake grouped / one by one"),
-    ):
-        if over in medians and under in medians:
+    for name, values in rates.items():
+        show(STAGES[name], values)
+    for over, under, what in RATIOS:
+        if over in rates and under in rates:
             pairs = [a / b for a, b in zip(rates[over], rates[under], strict=True)]
-            print(f"{what:<52}{statistics.median(pairs):>10.2f}")
-    for stage, values in cpu.items():
-        shares = ", ".join(f"{name} {ms:.2f}" for name, ms in values.items())
-        print(f"CPU per event, {names[stage][4:]}: {sum(values.values()):.2f} ms ({shares})")
+            print(f"{what:<52}{statistics.median(pairs):>10.2f}  ({min(pairs):.2f} to {max(pairs):.2f})")
+    for name, spent in cpu.items():
+        if spent:
+            shares = ", ".join(f"{process} {ms:.2f}" for process, ms in spent.items())
+            print(f"CPU per event, {STAGES[name][4:]}: {sum(spent.values()):.2f} ms ({shares})")
     if "idle" in only:
         p50, p95 = bench.idle_latency()
         print(f"{'(f) idle, POST to the receiver, p50 / p95':<52}{p50:>10.1f} ms / {p95:.1f} ms")

@@ -7,6 +7,7 @@ In a process of its own: ``python -m benchmarks.sink``. It prints its port, then
 import asyncio
 import sys
 import time
+from typing import ClassVar
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 
@@ -14,7 +15,7 @@ ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 class Sink(asyncio.Protocol):
     """One connection. Only what the benchmark sends is understood: a Content-Length and a body."""
 
-    times: list[float] = []
+    times: ClassVar[list[float]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
