@@ -139,7 +139,9 @@ class Process:
 class Madeira:
     """One Madeira: settings, configuration file, and the processes that the test starts."""
 
-    def __init__(self, *, folder: Path, database_url: str, redis_url: str, config: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, folder: Path, database_url: str, redis_url: str, config: str, env: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.database_url = database_url
         self.redis_url = redis_url

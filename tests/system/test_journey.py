@@ -9,7 +9,10 @@ def test_an_event_is_delivered_retried_refused_or_found_to_have_failed_in_its_bo
     receiver.answer("/refuse", Answer(status=400))
     receiver.answer("/business", json_answer({"success": False}))
     madeira = launch(
-        {name: {"url": receiver.url(f"/{name}"), "retry": {"max_attempts": 3}} for name in ("good", "flaky", "refuse", "business")}
+        {
+            name: {"url": receiver.url(f"/{name}"), "retry": {"max_attempts": 3}}
+            for name in ("good", "flaky", "refuse", "business")
+        }
     )
     madeira.api()
     madeira.worker()
