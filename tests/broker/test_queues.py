@@ -171,6 +171,7 @@ def test_a_place_whose_holder_is_gone_is_free_when_its_lease_has_run_out(queues:
     assert got == [key(2)]
 
 
+@pytest.mark.alone
 def test_the_rate_is_evenly_spaced_over_all_processes(queues: Queues) -> None:
     queues.set_lanes([lane("a", rate=50.0)])
     ensure(queues, *(key(n) for n in range(1, 100)))
@@ -185,6 +186,7 @@ def test_the_rate_is_evenly_spaced_over_all_processes(queues: Queues) -> None:
         assert starts[i + 2] - starts[i] > 0.019, "at most one gap is made up for"
 
 
+@pytest.mark.alone
 def test_a_slow_lane_never_makes_up_for_anything(queues: Queues) -> None:
     queues.set_lanes([lane("a", rate=5.0)])
     ensure(queues, *(key(n) for n in range(1, 6)))

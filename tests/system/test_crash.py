@@ -17,6 +17,7 @@ EVENTS = 500
 
 
 @pytest.mark.crash
+@pytest.mark.alone
 def test_whatever_is_killed_what_was_accepted_ends_and_nothing_is_called_twice_but_what_died(
     tmp_path: Path, own_redis: OwnRedis, own_postgres: OwnPostgres, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
