@@ -14,17 +14,17 @@ from typing import Any
 import psycopg
 import redis
 
-from madeira.broker.queues import Queues, ensure_delivery
+from madeira.broker.queues import DELIVER, Queues, delivery_key, ensure_delivery
 from madeira.records import Accepted, Claimed, DeliveryRef, PlannedDelivery, Refused
 from madeira.store import events
 from madeira.store.deliveries import ClaimRequest, claim, settle
 from tests.receiver import Receiver
 from tests.servers import with_database
 from tests.store import making
-from tests.system.harness import Madeira, Process, running, toml
+from tests.system.harness import Madeira, Process, running, toml, wait_until
 
-#: Rows per statement, and keys per call.
-PAGE = 500
+#: Events per statement.
+PAGE = 100
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Bulk:
         """Have deliveries to `endpoint` that may go at once wait in its lane."""
         refs: list[DeliveryRef] = []
         for page in _sizes(count):
-            routed = self._routed(page, endpoint, payload)
+            routed = self._routed(page, [endpoint], payload)
             self._queue(routed)
             refs += routed
         return refs
@@ -63,25 +63,39 @@ class Bulk:
         refs: list[DeliveryRef] = []
         for start in range(0, len(delays_s), PAGE):
             page = delays_s[start : start + PAGE]
-            failed = self._failed(self._routed(len(page), endpoint, "1"), page)
+            failed = self._failed(self._routed(len(page), [endpoint], "1"), page)
             self._queue(failed)
             refs += failed
         return refs
 
-    def put_off(self, count: int, delay_s: float, endpoint: str) -> None:
-        """Have deliveries to `endpoint` wait for their first attempt, due in `delay_s` seconds."""
+    def put_off(self, count: int, delay_s: float, endpoints: Sequence[str]) -> None:
+        """Have `count` events wait for their first attempts, one for each of `endpoints`, due in `delay_s` seconds."""
         for page in _sizes(count):
-            refs = [replace(ref, delay_s=delay_s) for ref in self._routed(page, endpoint, "1")]
+            refs = [replace(ref, delay_s=delay_s) for ref in self._routed(page, endpoints, "1")]
             self.conn.execute(
                 "UPDATE delivery SET next_attempt_at = clock_timestamp() + %s * interval '1 s' WHERE id = ANY(%s)",
                 (delay_s, [ref.delivery_id for ref in refs]),
             )
             self._queue(refs)
 
-    def _routed(self, count: int, endpoint: str, payload: str) -> list[DeliveryRef]:
-        plan = [PlannedDelivery(endpoint, endpoint, (endpoint,))]
-        accepted = self.accept(count, f"{endpoint}.x", payload)
+    def _routed(self, count: int, endpoints: Sequence[str], payload: str) -> list[DeliveryRef]:
+        plan = [PlannedDelivery(endpoint, endpoint, (endpoint,)) for endpoint in endpoints]
+        accepted = self.accept(count, f"{endpoints[0]}.x", payload)
         return [ref for result in events.route(self.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+
+    def call_off(self, endpoint: str) -> None:
+        """End what waits for `endpoint`, so that the next test has the system for itself."""
+        rows = self.conn.execute(
+            "UPDATE delivery SET status = 'cancelled', finished_at = clock_timestamp() "
+            "WHERE endpoint = %s AND status = 'pending' RETURNING id, event_seq, lane",
+            (endpoint,),
+        )
+        self.queues.forget(DELIVER, [delivery_key(DeliveryRef(*row)) for row in rows])
+
+    def wait_done(self, *endpoints: str, timeout: float = 20.0) -> None:
+        """Wait until nothing is unfinished that goes to `endpoints`."""
+        left = "SELECT count(*) FROM delivery WHERE endpoint = ANY(%s) AND finished_at IS NULL"
+        wait_until(lambda: self.madeira.value(left, list(endpoints)) == 0, timeout, what=f"the end of what goes to {endpoints}")
 
     def _failed(self, refs: Sequence[DeliveryRef], delays_s: Sequence[float]) -> list[DeliveryRef]:
         verdicts = []

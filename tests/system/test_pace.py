@@ -28,6 +28,9 @@ CHANGE_S = 2.0
 #: Seconds between two calls of the lane where every kind of call is mixed.
 GAP_S = 1.25
 
+#: Lanes whose limits are changed.
+CHANGED = ("faster", "slower", "wider", "narrower")
+
 #: What is written over every number that a limiter remembers, by the name of the lane that is spoilt; None: another type of key.
 SPOILT: dict[str, str | None] = {"huge": "1e14", "endless": "inf", "garbage": "nan", "foreign": None}
 
@@ -81,7 +84,7 @@ def test_two_processes_keep_one_rate_and_one_cap_and_use_them(shared: Site) -> N
     shared.receiver.answer("/brisk", Answer(delay_s=0.03))
     shared.bulk.post(4 * RATE + 5, "brisk.x")
     calls = shared.receiver.wait_for(4 * RATE + 5, 20, path="/brisk")
-    shared.madeira.wait_all()
+    shared.bulk.wait_done("brisk")
 
     assert most_at_once(shared.receiver.calls_to("/brisk")) == 2
     starts = [call.at - calls[0].at for call in calls]
@@ -134,7 +137,7 @@ def slow(shared: Site) -> Slow:
     seen.spoilt_at = time.monotonic()
     for name, value in SPOILT.items():
         spoil(shared.redis, name, value)
-    madeira.wait_all()
+    shared.bulk.wait_done("single", "mixed", *SPOILT)
     assert reconcile.popen.wait(20) == 0
     assert "delivery_not_queued: 1" in reconcile.tail()
     return seen
@@ -212,7 +215,7 @@ def test_a_changed_limit_counts_at_once_for_what_waits(shared: Site) -> None:
     receiver.answer("/narrower", Answer(delay_s=0.05))
     for name, count in (("faster", 20), ("slower", 400), ("wider", 4), ("narrower", 400)):
         shared.bulk.post(count, f"{name}.x")
-    for name in ("faster", "slower", "wider", "narrower"):
+    for name in CHANGED:
         receiver.wait_for(1, path=f"/{name}")
     wait_until(lambda: most_at_once(receiver.calls_to("/narrower")) == 4, what="four calls at once")
     waiting = {name: receiver.count(f"/{name}") for name in ("faster", "wider")}
@@ -226,10 +229,14 @@ def test_a_changed_limit_counts_at_once_for_what_waits(shared: Site) -> None:
     madeira.config.write_text(toml(changed))
     at = time.monotonic()
 
-    receiver.wait_for(20, CHANGE_S + 0.5, path="/faster")
-    receiver.wait_until(lambda: receiver.count("/wider") == 4, CHANGE_S, what="the wider cap")
-    gate.set()
-    wait_until(lambda: time.monotonic() > at + CHANGE_S + 2.5)
-    late = [call for call in receiver.calls_to("/slower") if call.at > at + CHANGE_S]
-    assert len(late) <= 2
-    assert most_at_once([call for call in receiver.calls_to("/narrower") if call.at > at + CHANGE_S]) == 1
+    try:
+        receiver.wait_for(20, CHANGE_S + 0.5, path="/faster")
+        receiver.wait_until(lambda: receiver.count("/wider") == 4, CHANGE_S, what="the wider cap")
+        wait_until(lambda: time.monotonic() > at + CHANGE_S + 2.5)
+        late = {name: [call for call in receiver.calls_to(f"/{name}") if call.at > at + CHANGE_S] for name in CHANGED}
+        assert len(late["slower"]) <= 2
+        assert most_at_once(late["narrower"]) == 1
+    finally:
+        gate.set()
+        for name in CHANGED:
+            shared.bulk.call_off(name)
