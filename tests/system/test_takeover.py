@@ -254,7 +254,7 @@ def test_sigterm_lets_calls_finish_and_leaves_the_rest_to_others_at_once(launch:
     gate = Gate()
     held(receiver, gate, 4)
     madeira = launch(
-        {"a": {"url": receiver.url("/a"), "timeout": 30}, "b": {"url": receiver.url("/b"), "timeout": 1}},
+        {name: {"url": receiver.url(f"/{name}"), "timeout": 30 if name != "c" else 1} for name in ("a", "b", "c")},
         env={"MADEIRA_LEASE_MARGIN_S": "1", "MADEIRA_RECONCILE_S": "600"},
     )
     madeira.api()
@@ -295,11 +295,11 @@ def threads_of(pid: int) -> int:
 def told_twice(madeira: Madeira, receiver: Receiver, worker: Process) -> None:
     """A second SIGTERM ends a worker in the middle of its call, which is taken over like any other."""
     receiver.forget()
-    receiver.queue("/b", Answer(hold=Gate()))
-    event = madeira.post("b.x")
+    receiver.queue("/c", Answer(hold=Gate()))
+    event = madeira.post("c.x")
     receiver.wait_for(1)
     worker.popen.terminate()
-    wait_until(lambda: "Shutting down" in worker.tail(), what="the beginning of the end")
+    wait_until(lambda: "Stopping worker process" in worker.tail(), what="the beginning of the end")
     worker.popen.terminate()
     worker.popen.wait(5)
     madeira.worker(queues=["deliver"])
