@@ -97,6 +97,18 @@ def test_a_key_of_another_type_where_a_limit_remembers_stops_no_other_lane(queue
     assert "2:2:a" in player.hands
 
 
+def test_what_is_given_back_after_its_lanes_settings_were_forgotten_goes_again_at_once(queues: Queues, redis_url: str) -> None:
+    queues.set_lanes([lane("a", rate=0.01)])
+    queue(queues, 1)
+    player = Player(queues, "p")
+    assert player.take() == ["1:1:a"]
+    redis.Redis.from_url(redis_url).delete("t:lane:a:cfg")
+    player.finish("1:1:a", "b")
+    assert queues.where(DELIVER, ["1:1:a"])[0].limit == ""
+    queues.set_lanes([lane("a", rate=0.01)])
+    assert player.take() == ["1:1:a"]
+
+
 def test_what_waits_says_for_which_limit(queues: Queues) -> None:
     queues.set_lanes([lane("a", rate=0.1), lane("b", concurrency=1), lane("c")])
     for name in "abc":

@@ -190,12 +190,13 @@ end
 -- closer than the pace allows: a place in time that has passed cannot be given back.
 local function refund(lane, token)
   local cfg = read_settings(lane)
-  if not cfg or cfg.gap <= 0 then return end
-  local tat, last, wrong = read_tat(lane, cfg.gap)
+  if cfg and cfg.gap <= 0 then return end
+  local tat, last, wrong = read_tat(lane, cfg and cfg.gap or math.huge)
   if not tat or wrong then return end
   if last == token then
-    write_tat(lane, tat - cfg.gap)
-  else
+    -- A process that stood still gives back when the settings are forgotten: the lane may go on at once.
+    write_tat(lane, cfg and tat - cfg.gap or math.min(tat, now))
+  elseif cfg then
     write_tat(lane, math.max(tat - cfg.gap, math.min(tat, now + cfg.gap - cfg.credit)), last)
   end
 end

@@ -7,10 +7,10 @@
 local queue = ARGV[1]
 
 local function limit_of(lane)
-  local cfg = lane ~= '-' and read_settings(lane)
+  if lane == '-' then return '' end
+  local cfg, tat = read_settings(lane), read_tat(lane, math.huge)
+  if tat and tat > now and not (cfg and cfg.gap == 0) then return 'rate' end
   if not cfg then return '' end
-  local tat = cfg.gap > 0 and read_tat(lane, cfg.gap)
-  if tat and tat > now then return 'rate' end
   local taken = redis.call('ZCOUNT', places_of(lane), ms(now), '+inf')
   if (tonumber(redis.call('ZSCORE', places_of(lane), '-') or '') or 0) >= now then taken = taken - 1 end
   return taken >= cfg.cap and 'cap' or ''
