@@ -63,6 +63,7 @@ class Pulse:
         for thread in self._threads:
             thread.join(timeout=_WAIT_S + 5)
         self._waiting.close()
+        self._waiting.connection_pool.disconnect()
 
     def start_rebuild(self) -> None:
         """Rebuild in the background; a no-op while this process is at it."""

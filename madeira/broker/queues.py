@@ -221,6 +221,8 @@ class Queues:
     def close(self) -> None:
         """Close all connections."""
         self.client.close()
+        # The client leaves a pool that it was given as it is.
+        self.client.connection_pool.disconnect()
 
     def run(self, name: str, *args: Any) -> Any:
         """Run the script `name`.

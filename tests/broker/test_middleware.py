@@ -170,6 +170,9 @@ def gives_back_a_grant_that_ran_out_while_its_process_was_stopped(stage: Stage) 
             (ref,) = making.routed(conn)
             queues.ensure([Ensure(DELIVER, delivery_key(ref))])
             wait_until(lambda: queues.where(DELIVER, [delivery_key(ref)])[0].kind == "held", what="the hand-out")
+            # A beat waits for the turn that brought the grant: after it the grant is in memory.
+            beaten = last_beat(madeira)
+            wait_until(lambda: last_beat(madeira) > beaten, what="a beat")
             worker.freeze()
             wait_until(lambda: queues.where(DELIVER, [delivery_key(ref)])[0].delay_s == 0, what="the end of the marker")
             assert making.delivery(conn, ref.delivery_id)["attempt"] == 0
@@ -187,6 +190,12 @@ def one_thread(madeira: Madeira) -> Process:
     worker = madeira.start("worker", args, {"MADEIRA_THREADS": "1"})
     wait_until(lambda: "ready for action" in worker.tail(10**6), 30, what="the worker's start")
     return worker
+
+
+def last_beat(madeira: Madeira) -> float:
+    """When a process was last heard of."""
+    found: Any = madeira.redis.zrange(f"{madeira.namespace}:procs", -1, -1, withscores=True)
+    return float(found[0][1])
 
 
 def queues_of(madeira: Madeira) -> AbstractContextManager[Queues]:

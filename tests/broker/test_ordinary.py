@@ -500,6 +500,13 @@ def test_a_pool_without_a_free_connection_is_mapped_too(redis_url: str) -> None:
     queues.close()
 
 
+def test_closed_queues_have_no_connection_open(redis_url: str) -> None:
+    queues, client = Queues(redis_url=redis_url, namespace="t"), redis.Redis.from_url(redis_url)
+    mine = queues.client.client_id()
+    queues.close()
+    wait_until(lambda: mine not in {int(c["id"]) for c in client.client_list()}, what="the end of the connection")
+
+
 def test_a_send_whose_answer_is_lost_is_one_message_at_most(own_redis: OwnRedis, seen: Seen) -> None:
     with ordinary(own_redis.url, timeout_s=0.3) as process:
         note = process.actor(seen.add, actor_name="note")
