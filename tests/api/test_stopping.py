@@ -47,6 +47,7 @@ class SlowPost(threading.Thread):
                 self.outcome = f"broken: {e!r}"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGHUP])
 def test_slow_posts_survive_a_stop_or_a_reload(api: Api, sig: signal.Signals) -> None:
     """Twenty posts whose bodies are half sent at the signal are all answered 202; what comes during it too, or is refused."""
