@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import psycopg
+import pytest
 from standardwebhooks.webhooks import Webhook
 
 from tests.receiver import Answer, Gate, Receiver
@@ -147,6 +148,7 @@ def test_a_delivery_and_an_event_that_kill_their_worker_each_time_die_and_take_n
     assert madeira.value("SELECT max(route_failures) FROM event WHERE event_id = ANY(%s)", beside) <= 5
 
 
+@pytest.mark.crash
 def test_the_place_of_a_killed_worker_in_its_lane_comes_back_and_the_cap_holds(
     launch: Launch, receiver: Receiver, rounds: int
 ) -> None:
