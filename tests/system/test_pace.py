@@ -17,6 +17,9 @@ from tests.system.bulk import Site, site
 from tests.system.harness import toml, wait_until
 from tests.system.states import most_at_once
 
+#: What is measured here is time.
+pytestmark = pytest.mark.alone
+
 #: Deliveries per second of the lane that is watched closely, the most that a sliding second may see, and the least.
 RATE = 30
 MOST = 31

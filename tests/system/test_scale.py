@@ -20,6 +20,9 @@ from tests.receiver import Answer, Gate, Receiver
 from tests.system.bulk import Site, site
 from tests.system.harness import Madeira, running, toml, wait_until
 
+#: What is measured here is time.
+pytestmark = pytest.mark.alone
+
 #: Seconds by which what is due may be late at the receiver, in 99 of 100 cases.
 LATE_S = 0.25
 
