@@ -7,6 +7,7 @@ accept connections that nobody will answer, and reset them at the end.
 """
 
 import logging
+import os
 import socket
 from datetime import timedelta
 from http import HTTPStatus
@@ -50,9 +51,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         _answer(client, 500, "an error inside Madeira; it is in the log")
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Begin or cease to accept connections; the last time, first take those that are already there."""
+        """Begin or cease to accept connections; the last time, first take those that are already there.
+
+        It is the last time, too, when the master was killed: a new one needs the socket.
+        """
         super().set_accept_enabled(enabled)
-        if enabled or self.alive:
+        if enabled or (self.alive and self.ppid == os.getppid()):
             return
         for listener in self.sockets:
             self._take_all(listener)
