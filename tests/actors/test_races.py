@@ -520,7 +520,7 @@ def test_a_worker_that_is_stopped_gives_back_to_the_front_what_it_has_not_starte
     wait_until(lambda: len(process.broker.hands.of(DELIVER)) == 2, what="two deliveries in memory")
     stopping = Thread(target=process.stop)
     stopping.start()
-    wait_until(lambda: all(process.place(ref).kind == "waiting" for ref in refs), what="all are given back while jobs run on")
+    wait_until(lambda: all(process.place(ref).kind == "waiting" for ref in refs), 5, what="all given back while jobs run on")
     assert [process.place(ref).ahead for ref in refs] == [0, 1, 2], "in their old order"
     assert process.queues.sizes([DELIVER])[DELIVER].held == 0
     go.set()
@@ -532,6 +532,23 @@ def test_a_worker_that_is_stopped_gives_back_to_the_front_what_it_has_not_starte
     for ref in refs[:2]:
         again.wait_status(ref, "succeeded", timeout=5)
     assert again.place(refs[2]).kind == "waiting", "their rate tokens came back too, and no more than theirs"
+
+
+def test_messages_of_two_queues_never_share_a_hand(make: Make) -> None:
+    """Each consumer counts its own calls: the third of one must not be taken for the third of the other."""
+    process = make()
+    taken: dict[str, str] = {}
+    for queue in (DELIVER, ROUTE):
+        consumer = process.broker.consume(queue, prefetch=9, timeout=100)
+        for n in range(1, 4):
+            if queue == DELIVER:
+                process.routed()
+            else:
+                process.queues.ensure([Ensure(ROUTE, str(n))])
+            message = wait_until(lambda of=consumer: next(of), what="a message")
+            taken[message.options["redis_message_id"]] = queue
+    assert {name: process.broker.hands.get(name).queue for name in taken} == taken  # type: ignore[union-attr]
+    assert len(taken) == 6
 
 
 def test_a_call_under_way_is_finished_before_its_worker_ends(process: InProcess, receiver: Receiver) -> None:

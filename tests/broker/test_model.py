@@ -329,6 +329,6 @@ def test_the_scripts_do_what_the_model_says(redis_url: str) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=30, stateful_step_count=50, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+            max_examples=25, stateful_step_count=50, deadline=None, database=None, suppress_health_check=list(HealthCheck)
         ),
     )
