@@ -161,10 +161,13 @@ class Database:
 def _options(url: str, statement_timeout_s: float) -> str:
     """Session settings at start; what the URL itself asks for comes last and wins.
 
-    No JIT: it takes longer to compile the statements of the hot path than to run them.
+    No JIT: it takes longer to compile the statements of the hot path than to run them. No sequential scans where an index
+    will do: all statements are made for indexes, and a plan that was made while the tables were empty, as it is on the
+    first day, would read them from end to end until Postgres has counted their rows (tried: with 31,000 rows 9 ms a claim
+    instead of 0.4).
     """
     ms = int(statement_timeout_s * 1000)
-    ours = f"-c statement_timeout={ms} -c idle_in_transaction_session_timeout={ms} -c jit=off"
+    ours = f"-c statement_timeout={ms} -c idle_in_transaction_session_timeout={ms} -c jit=off -c enable_seqscan=off"
     return f"{ours} {conninfo_to_dict(url).get('options') or ''}".strip()
 
 

@@ -145,12 +145,13 @@ _ROUTE: Final = """
     ORDER BY r.seq, b.id
 """
 
-#: The unfinished deliveries of events that were routed before.
+#: The unfinished deliveries of events that were routed before. By status, and not by finished_at as the index of all
+#: unfinished ones has it: a plan made while that index was small would read the whole of it ever after.
 _UNFINISHED_OF: Final = """
     SELECT event_seq, id, lane,
            greatest(0, extract(epoch FROM coalesce(lease_until, next_attempt_at) - clock_timestamp()))::float8
     FROM delivery
-    WHERE event_seq = ANY(%(seqs)s::bigint[]) AND finished_at IS NULL
+    WHERE event_seq = ANY(%(seqs)s::bigint[]) AND status IN ('pending', 'delivering')
     ORDER BY id
 """
 
@@ -180,7 +181,7 @@ _CANCEL_UNROUTED: Final = """
 
 #: Take hold of what an event has unfinished. A statement of its own: the next one must see what claims did meanwhile.
 _LOCK_DELIVERIES: Final = """
-    SELECT id FROM delivery WHERE event_seq = %(seq)s AND finished_at IS NULL ORDER BY id FOR NO KEY UPDATE
+    SELECT id FROM delivery WHERE event_seq = %(seq)s AND status IN ('pending', 'delivering') ORDER BY id FOR NO KEY UPDATE
 """
 
 #: Ask for the end of what is being called now; what waits, or whose lease has run out, ends at once. A claim that

@@ -40,16 +40,17 @@ _UNFINISHED: Final = f"""
     LIMIT %(limit)s
 """  # noqa: S608
 
-#: Unfinished deliveries among the newest rows and those of the newest attempts.
+#: Unfinished deliveries among the newest rows and those of the newest attempts. As an array, so that they are found first
+#: and then looked up, whatever the planner thinks of their number.
 _RECENT: Final = f"""
     SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.status
     FROM delivery d
-    WHERE d.finished_at IS NULL AND d.updated_at <= now() - %(older_than_s)s * interval '1 s' AND d.id IN (
+    WHERE d.finished_at IS NULL AND d.updated_at <= now() - %(older_than_s)s * interval '1 s' AND d.id = ANY (ARRAY(
         (SELECT n.id FROM (SELECT id, created_at FROM delivery ORDER BY id DESC LIMIT %(limit)s) n
          WHERE n.created_at >= now() - %(since_s)s * interval '1 s')
         UNION
         (SELECT n.delivery_id FROM (SELECT delivery_id, recorded_at FROM delivery_log ORDER BY id DESC LIMIT %(limit)s) n
-         WHERE n.recorded_at >= now() - %(since_s)s * interval '1 s'))
+         WHERE n.recorded_at >= now() - %(since_s)s * interval '1 s')))
     ORDER BY d.id
 """  # noqa: S608
 

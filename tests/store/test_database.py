@@ -155,10 +155,10 @@ def test_a_session_has_its_limits(database_url: str) -> None:
     database = Database(
         url=f"{database_url}?options=-c%20work_mem%3D7MB", application="madeira tests", pool_max=1, statement_timeout_s=7
     )
-    shown = ["statement_timeout", "idle_in_transaction_session_timeout", "application_name", "jit", "work_mem"]
+    shown = ["statement_timeout", "idle_in_transaction_session_timeout", "application_name", "jit", "enable_seqscan", "work_mem"]
     with database.connect() as conn:
         values = [conn.execute(f"SHOW {name}".encode()).fetchone() for name in shown]
-    assert values == [("7s",), ("7s",), ("madeira tests",), ("off",), ("7MB",)]
+    assert values == [("7s",), ("7s",), ("madeira tests",), ("off",), ("off",), ("7MB",)]
 
 
 def test_a_slow_statement_is_ended_by_the_server(database_url: str) -> None:

@@ -1,0 +1,77 @@
+"""Plans that were made while the tables were empty, as they are on the first day, stay good when the tables have grown."""
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from madeira.records import PlannedDelivery
+from madeira.store import deliveries, events, reconcile
+from tests.store import making
+
+#: Rows of the backlog, and rows that a statement about one event may read; without an index it would read all.
+BACKLOG = 5_000
+MOST = 200
+
+ENDPOINTS = [PlannedDelivery(f"later{n}", f"later{n}") for n in range(10)]
+
+
+def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:
+    """All that happens to a delivery that dies, and to one that is cancelled; `note` is told after each step."""
+    event = making.new_event()
+    accepted = events.insert(conn, [event])[0]
+    events.insert(conn, [event])
+    note("insert")
+    events.routable(conn, [accepted.seq])
+    plan = [(accepted.seq, [PlannedDelivery("a", "a")])]
+    ref = events.route(conn, plan)[0].refs[0]
+    note("route")
+    events.route(conn, plan)
+    note("route again")
+    held = making.claimed(conn, ref)
+    deliveries.claim(conn, [deliveries.ClaimRequest(ref.delivery_id, making.token(), 40.0)])
+    note("claim")
+    verdict = making.verdict(held, making.GIVE_UP)
+    deliveries.settle(conn, [verdict])
+    deliveries.settle(conn, [verdict])
+    note("settle")
+    deliveries.unnotified(conn, [ref.delivery_id])
+    deliveries.mark_notified(conn, [ref.delivery_id])
+    note("notify")
+    events.find(conn, event.source, event.event_id)
+    events.find_trace(conn, event.event_id)
+    note("find")
+    other = making.new_event()
+    events.route(conn, [(events.insert(conn, [other])[0].seq, [PlannedDelivery("a", "a")])])
+    events.cancel(conn, other.source, other.event_id, "a person", "a test")
+    note("cancel")
+    reconcile.unrouted(conn, 0, 20)
+    reconcile.finished_among(conn, [ref.delivery_id])
+    reconcile.dead_unnotified(conn, 0, 20)
+    reconcile.recently_changed(conn, 300, 20)
+    reconcile.unfinished_deliveries(conn, 0, 20)
+    reconcile.overdue(conn, 20)
+    note("reconcile")
+
+
+def test_what_concerns_one_event_reads_a_few_rows_whatever_the_backlog(conn: "psycopg.Connection[Any]") -> None:
+    for _ in range(12):
+        one_life(conn, lambda _: None)
+    for _ in range(BACKLOG // 500):
+        accepted = events.insert(conn, [making.new_event() for _ in range(50)])
+        events.route(conn, [(a.seq, ENDPOINTS) for a in accepted])
+
+    read: dict[str, int] = {}
+    with conn.transaction():
+
+        def note(step: str) -> None:
+            rows = conn.execute(
+                "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::integer FROM pg_stat_xact_user_tables"
+            ).fetchone()
+            assert rows is not None
+            read[step] = rows[0] - sum(read.values())
+
+        note("before")
+        one_life(conn, note)
+    del read["before"]
+    assert {step: rows for step, rows in read.items() if rows > MOST} == {}
