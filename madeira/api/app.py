@@ -37,9 +37,9 @@ COMMIT_S: Final = 1.2
 #: The same for an event that tries alone, after others have waited in vain.
 TRY_S: Final = 0.5
 
-#: Seconds that a group may fill under load. Measured with 32 clients and 2 processes: groups grow from 8 to 11, and a third
+#: Seconds that a group may fill under load. Measured with 32 clients and 2 processes: groups grow by half, and a third
 #: more events are accepted in the same time.
-GATHER_S: Final = 0.002
+GATHER_S: Final = 0.003
 
 #: Connections to Postgres of a process for what is no intake: reads, cancels, probes.
 POOL_MAX: Final = 4
