@@ -84,7 +84,7 @@ def gaps(calls: list[Call]) -> list[float]:
 
 def test_two_processes_keep_one_rate_and_one_cap_and_use_them(shared: Site) -> None:
     """Never three calls at once, never 32 within a second, and at least 28 in each second in which there is work."""
-    shared.receiver.answer("/brisk", Answer(delay_s=0.03))
+    shared.receiver.answer("/brisk", Answer(delay_s=0.04))
     shared.bulk.post(4 * RATE + 5, "brisk.x")
     calls = shared.receiver.wait_for(4 * RATE + 5, 20, path="/brisk")
     shared.bulk.wait_done("brisk")
