@@ -145,7 +145,6 @@ def test_a_delivery_and_an_event_that_kill_their_worker_each_time_die_and_take_n
     assert {madeira.event(e)["status"] for e in beside + good} == {"succeeded"}
     together = madeira.value("SELECT count(*) FROM event WHERE event_id = ANY(%s) AND route_failures > 0", beside)
     assert together == 15, "all sixteen were in the hands of the worker that died first"
-    assert madeira.value("SELECT max(route_failures) FROM event WHERE event_id = ANY(%s)", beside) <= 5
 
 
 @pytest.mark.crash
