@@ -1,11 +1,16 @@
 """Real servers for the tests: started by the tests, killed and frozen by them, never anybody else's."""
 
 import os
+import select
 import signal
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from madeira.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+
+
+#: Seconds within which Postgres' processes notice that their master is gone.
+_GONE_S = 10.0
 
 
 def with_database(url: str, database: str) -> str:
@@ -39,9 +44,13 @@ class _Stalling(EmbeddedServer):
         super().stop()
 
     def kill(self) -> None:
-        """SIGKILL, also out of a freeze."""
+        """SIGKILL, also out of a freeze; whoever it had forked is gone too when this returns."""
+        forked = [os.pidfd_open(pid) for pid in _children(self.pid)]
         super().kill()
         self.resume()
+        for fd in forked:
+            select.select([fd], [], [], _GONE_S)
+            os.close(fd)
 
 
 class OwnPostgres(_Stalling, EmbeddedPostgres):
