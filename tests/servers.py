@@ -8,7 +8,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from madeira.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 
-
 #: Seconds within which Postgres' processes notice that their master is gone.
 _GONE_S = 10.0
 
