@@ -8,6 +8,7 @@ a claim whose lease runs out, or a settled row whose key reconcile finds finishe
 import math
 import random
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -24,7 +25,7 @@ from madeira.errors import BrokerUnavailable, StoreUnavailable
 from madeira.lanes import is_slow
 from madeira.log import bind, get
 from madeira.records import Attempt, Claimed, DeliveryRef, Endpoint, Refused, Settled
-from madeira.states import DeliveryStatus
+from madeira.states import DeliveryStatus, ErrorCode, Outcome
 from madeira.store.deliveries import ClaimRequest, SettleRequest
 
 log = get(__name__)
@@ -135,16 +136,39 @@ def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint
         decision=decision,
         worker=tools.broker.process,
     )
+    settled = _record(tools, request)
+    _count(claim, attempt, settled)
+    return settled
+
+
+def _record(tools: Tools, request: SettleRequest) -> Settled:
+    refused = False
     while True:
         try:
-            settled = tools.settles.submit(request, timeout_s=_SETTLE_EVERY_S)
-            break
+            return tools.settles.submit(request, timeout_s=_SETTLE_EVERY_S)
         except StoreUnavailable as e:
             tools.broker.gate.close()
             log.warning("delivery.settle_waits", error=str(e))
             time.sleep(0.2)
-    _count(claim, attempt, settled)
-    return settled
+        except Exception:
+            # Postgres takes the verdict but not what the receiver said: the verdict counts.
+            if refused:
+                raise
+            refused = True
+            log.exception("delivery.answer_unrecordable")
+            request = replace(request, attempt=_without_details(request.attempt))
+
+
+def _without_details(attempt: Attempt) -> Attempt:
+    failed = attempt.outcome != Outcome.SUCCEEDED
+    return Attempt(
+        outcome=attempt.outcome,
+        started_at=attempt.started_at,
+        duration_s=attempt.duration_s,
+        url="",
+        error_code=ErrorCode.PROTOCOL if failed else None,
+        reason="what the receiver answered could not be recorded; it is in the log" if failed else None,
+    )
 
 
 def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled) -> None:

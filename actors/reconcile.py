@@ -19,7 +19,7 @@ from periodiq import cron
 from psycopg import Connection
 
 from madeira import metrics
-from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
+from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery, is_key
 from madeira.broker.tools import current
 from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
@@ -199,7 +199,8 @@ class Comparison:
 
     def _finished_but_queued(self, queue: str) -> None:
         _, keys = self._queues.scan(queue, "delayed", 0, PAGE)
-        by_id = {int(key.split(":", 1)[0]): key for key in keys}
+        self._queues.forget(queue, [key for key in keys if not is_key(queue, key)])
+        by_id = {int(key.split(":", 1)[0]): key for key in keys if is_key(queue, key)}
         reader = rows.finished_among if queue == DELIVER else rows.finished_events_among
         gone = self._read_set(reader, list(by_id))
         if not gone:

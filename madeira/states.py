@@ -119,8 +119,8 @@ class ErrorCode(StrEnum):
 
 
 def http_error(status: int) -> str:
-    """The error code of an HTTP status, for example ``http_503``."""
-    return f"http_{status}"
+    """The error code of an HTTP status, for example ``http_503``; always three digits, as on the wire."""
+    return f"http_{status:03d}"
 
 
 class FailureClass(StrEnum):

@@ -23,7 +23,7 @@ from dramatiq.middleware import Middleware
 
 from madeira.broker.consumer import QueueConsumer
 from madeira.broker.hands import Hand, Hands
-from madeira.broker.queues import KEYED, Beat, Ensure, LaneLookup, Queues
+from madeira.broker.queues import DELIVER, KEYED, Beat, Ensure, LaneLookup, Queues, is_key
 from madeira.errors import BrokerUnavailable
 from madeira.log import get
 
@@ -248,8 +248,14 @@ def drain(worker: Worker) -> Iterable[MessageProxy]:
 
 
 def keys_of(message: Message[Any] | MessageProxy) -> list[str]:
-    """The keys that a message of a keyed actor names."""
-    if message.queue_name == "deliver":
-        delivery_id, seq, lane = message.args
-        return [f"{delivery_id}:{seq}:{lane}"]
-    return [str(key) for key in message.args]
+    """The keys that a message of a keyed actor names.
+
+    Raises:
+        ValueError: its arguments are no names of rows.
+    """
+    args = [str(arg) for arg in message.args]
+    keys = [":".join(args)] if message.queue_name == DELIVER else args
+    for key in keys:
+        if not is_key(message.queue_name, key):
+            raise ValueError(f"{key!r} is no key of the queue {message.queue_name}: see the arguments of its actor")
+    return keys

@@ -16,7 +16,7 @@ from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.errors import DecodeError
 
 from madeira.broker.hands import Hand, InHand
-from madeira.broker.queues import DELIVER, KEYED, Ensure, Finish, Grant
+from madeira.broker.queues import DELIVER, KEYED, Ensure, Finish, Grant, is_key
 from madeira.errors import BrokerUnavailable
 from madeira.log import get
 
@@ -216,7 +216,11 @@ class QueueConsumer(Consumer):
             return
         batch: list[Grant] = []
         for grant in grants:
-            if self.queue == DELIVER or grant.stumbles or grant.losses:
+            if not is_key(self.queue, grant.key):
+                # Put there by hand: it names no row, so nobody waits for it.
+                log.error("key.rejected", queue=self.queue, key=grant.key)
+                self._say(Finish(grant.key, grant.token, "f"))
+            elif self.queue == DELIVER or grant.stumbles or grant.losses:
                 # One that failed or took its worker down before must not take its neighbours with it.
                 self._receive([grant], asked)
             else:
@@ -231,8 +235,11 @@ class QueueConsumer(Consumer):
             self._receive([grant], asked, MessageProxy(message))
             return
         log.error("message.rejected", queue=self.queue, key=grant.key, of=message and message.queue_name)
+        self._say(Finish(grant.key, grant.token, "x"))
+
+    def _say(self, finish: Finish) -> None:
         with self._wakeup:
-            self._finishes.append(Finish(grant.key, grant.token, "x"))
+            self._finishes.append(finish)
 
     def _receive(self, grants: Sequence[Grant], asked: float, message: MessageProxy | None = None) -> None:
         if message is None:

@@ -7,6 +7,7 @@ would strand what the first one took.
 """
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,6 +127,16 @@ class Size(NamedTuple):
 def delivery_key(ref: DeliveryRef) -> str:
     """The key of a delivery: all that the broker needs to know of it."""
     return f"{ref.delivery_id}:{ref.seq}:{ref.lane}"
+
+
+_DELIVERY_KEY: Final = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:.+", re.DOTALL)
+_NUMBER_KEY: Final = re.compile(r"[0-9]{1,18}")
+
+
+def is_key(queue: str, key: str) -> bool:
+    """Whether `key` can be the name of a row in a keyed queue."""
+    pattern = _DELIVERY_KEY if queue == DELIVER else _NUMBER_KEY
+    return pattern.fullmatch(key) is not None
 
 
 def lane_of(key: str) -> str:

@@ -41,6 +41,9 @@ _OUTCOMES: Final = {
     ErrorCode.PLATFORM: Outcome.LOST,
 }
 
+#: Header values shorter than this are no credentials, and their letters may stand in any answer.
+_SHORTEST_CREDENTIAL: Final = 8
+
 #: Outcome, error code and reason.
 _Verdict = tuple[Outcome, str | None, str | None]
 
@@ -59,6 +62,7 @@ def judge(result: Answer | CallFailed, endpoint: Endpoint) -> Attempt:
             reason=_one_line(result.reason),
         )
     outcome, error_code, reason = _judge_answer(result, endpoint)
+    hidden = _credentials(endpoint)
     return Attempt(
         outcome=outcome,
         started_at=result.started_at,
@@ -66,12 +70,25 @@ def judge(result: Answer | CallFailed, endpoint: Endpoint) -> Attempt:
         url=result.url,
         status_code=result.status,
         error_code=error_code,
-        reason=_one_line(reason) if reason else None,
-        excerpt=result.body[:EXCERPT],
+        reason=_one_line(_masked(reason.encode(), hidden).decode(errors="replace")) if reason else None,
+        excerpt=_masked(result.body, hidden)[:EXCERPT],
         length=len(result.body),
         sha256=hashlib.sha256(result.body).digest() if result.body else None,
         retry_after_s=_retry_after(result) if outcome is not Outcome.SUCCEEDED else None,
     )
+
+
+def _credentials(endpoint: Endpoint) -> list[bytes]:
+    """What a receiver may echo and nobody shall read: header values, the credential in them, and secrets; longest first."""
+    values = {*endpoint.secrets, *endpoint.headers.values()}
+    values |= {value.rsplit(" ", 1)[-1] for value in endpoint.headers.values()}
+    return sorted((value.encode() for value in values if len(value) >= _SHORTEST_CREDENTIAL), key=len, reverse=True)
+
+
+def _masked(text: bytes, hidden: list[bytes]) -> bytes:
+    for value in hidden:
+        text = text.replace(value, b"***")
+    return text
 
 
 def _judge_answer(answer: Answer, endpoint: Endpoint) -> _Verdict:

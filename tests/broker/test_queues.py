@@ -512,3 +512,13 @@ def test_errors_of_the_client_are_mapped(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable, match="Redis did not run ensure"):
         ensure(queues, key(1))
     assert not queues.ping()
+
+
+@pytest.mark.parametrize("name", ["held", "delayed", "active", "idle", "stumbles", "losses", "lane:a"])
+def test_a_structure_of_the_wrong_type_is_cleared_by_the_next_beat(queues: Queues, redis_url: str, name: str) -> None:
+    queues.set_lanes([lane("a")])
+    redis.Redis.from_url(redis_url).set(f"t:deliver:{name}", "junk")
+    beat(queues, "p")
+    assert queues.unknown(DELIVER, [(key(1), 0.0)]) == {key(1)}
+    ensure(queues, key(1))
+    assert Player(queues, "p").take() == [key(1)]

@@ -243,3 +243,20 @@ def test_the_verdict_leaves_the_answer_alone():
     """The same answer is judged the same twice."""
     given_ = replace(answer(200, b'{"code":0}'))
     assert judge(given_, ENDPOINT) == judge(given_, ENDPOINT)
+
+
+def test_what_the_endpoint_is_called_with_is_not_in_the_excerpt():
+    """A receiver that echoes its request shows no credential to whoever reads the attempt."""
+    guarded = replace(
+        endpoint(), headers={"Authorization": "Bearer abcdefghijk", "X-Key": "12345678"}, secrets=("whsec_c2VjcmV0",)
+    )
+    body = b'{"success": false, "error": "abcdefghijk", "seen": "Bearer abcdefghijk 12345678 whsec_c2VjcmV0"}'
+    attempt = judge(answer(200, body), guarded)
+    assert attempt.excerpt == b'{"success": false, "error": "***", "seen": "*** *** ***"}'
+    assert "abcdefghijk" not in (attempt.reason or "")
+    assert attempt.length == len(body)
+
+
+def test_a_status_below_100_has_a_code_of_three_digits():
+    """Whatever a receiver sends can be recorded."""
+    assert judge(answer(0, b""), endpoint()).error_code == "http_000"

@@ -12,6 +12,13 @@ redis.call('ZADD', P .. 'procs', ms(now), process)
 
 math.randomseed(tonumber(clock[2]))
 
+local KINDS = {delayed = 'zset', held = 'hash', active = 'zset', idle = 'set', stumbles = 'hash', losses = 'hash'}
+for _, queue in ipairs(queues) do
+  for name, kind in pairs(KINDS) do sound(at(queue, name), kind) end
+  sound(lane_key(queue, '-'), 'zset')
+  for _, lane in ipairs(redis.call('ZRANGE', at(queue, 'active'), 0, -1)) do sound(lane_key(queue, lane), 'zset') end
+end
+
 local listed, put_back = {}, 0
 
 -- The place belongs to the token, and is there for as long as the token's holder says so.

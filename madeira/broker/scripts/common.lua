@@ -75,6 +75,12 @@ end
 -- Delays below this are told to an idle process at once; longer ones are seen by its next look in time.
 local SOON = 1500
 
+-- A structure of another type (written by hand) would stop its queue for ever; what was in it is queued again.
+local function sound(key, kind)
+  local is = redis.call('TYPE', key).ok
+  if is ~= kind and is ~= 'none' then redis.call('DEL', key) end
+end
+
 -- Puts a key that is nowhere where it belongs.
 local function put(queue, key, due, score)
   if due > now then
@@ -82,6 +88,7 @@ local function put(queue, key, due, score)
     if due - now < SOON then wake(queue, 1) end
   else
     local lane = lane_of(key)
+    sound(lane_key(queue, lane), 'zset')
     redis.call('ZADD', lane_key(queue, lane), score or score_of(key), key)
     activate(queue, lane)
   end
@@ -92,7 +99,9 @@ local function whereabouts(queue, key)
   if redis.call('HEXISTS', at(queue, 'held'), key) == 1 then return 'held' end
   local due = redis.call('ZSCORE', at(queue, 'delayed'), key)
   if due then return 'delayed', tonumber(due) end
-  if redis.call('ZSCORE', lane_key(queue, lane_of(key)), key) then return 'waiting' end
+  local line = lane_key(queue, lane_of(key))
+  sound(line, 'zset')
+  if redis.call('ZSCORE', line, key) then return 'waiting' end
   return nil
 end
 
