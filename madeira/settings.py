@@ -5,6 +5,7 @@ reference in ``docs/configuration.md`` is made from it.
 """
 
 import difflib
+import hashlib
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
@@ -78,10 +79,7 @@ def _namespace(value: str) -> str:
 
 
 def _file(value: str) -> Path:
-    path = Path(value).expanduser().resolve()
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    return path
+    return Path(value).expanduser().resolve()
 
 
 def _folder(value: str) -> Path:
@@ -160,6 +158,14 @@ class Settings:
         """Threads of a process that deliveries may hold: two stay free for routing, reconcile and jobs."""
         return max(1, self.threads - 2)
 
+    @property
+    def last_good_config(self) -> Path | None:
+        """Where workers keep a copy of the last configuration file that they accepted, to start again by; one per path."""
+        if self.config is None:
+            return None
+        digest = hashlib.sha256(os.fsencode(self.config)).hexdigest()[:16]
+        return self.data_dir / f"rules-{digest}.toml"
+
 
 def environment_name(f: "Field[Any]") -> str:
     """The environment name of a field of `Settings`."""
@@ -191,7 +197,11 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             values[f.name] = f.metadata["parse"](raw)
         except ValueError as e:
             raise SettingsError(f"{name}: {e}") from None
-    return Settings(**values)
+    settings = Settings(**values)
+    kept = settings.last_good_config
+    if settings.config and kept and not settings.config.is_file() and not kept.is_file():
+        raise SettingsError(f"MADEIRA_CONFIG: there is no file {settings.config}")
+    return settings
 
 
 def environment(**changes: str | None) -> dict[str, str]:

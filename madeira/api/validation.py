@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from madeira import target
 from madeira.api import problems
 from madeira.api.problems import FieldError
 from madeira.api.strict_json import Document
-from madeira.delivery import target
 from madeira.records import NewEvent
 
 #: How far ahead an event may be scheduled.

@@ -42,7 +42,7 @@ def build(settings: Settings) -> MadeiraBroker:
         SettingsError: a setting that workers need is missing, or the configuration file is wrong.
     """
     require(settings, "database_url", "redis_url")
-    rules = RulesFollower(path=settings.config, on_change=lambda _: broker.nudge(DELIVER))
+    rules = RulesFollower(path=settings.config, on_change=lambda _: broker.nudge(DELIVER), last_good=settings.last_good_config)
     database = Database(url=settings.database_url, application="madeira-worker", pool_max=POOL)
     queues = Queues(
         redis_url=settings.redis_url, namespace=settings.namespace, timeout_s=TIMEOUT_S, connections=REDIS_CONNECTIONS - 1

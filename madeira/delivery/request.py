@@ -13,40 +13,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 import madeira
-from madeira.delivery import signing, target
+from madeira import target
+from madeira.delivery import signing
 from madeira.errors import MadeiraError
+from madeira.headers import is_reserved
 from madeira.records import Attempt, Claimed, Endpoint
 from madeira.states import ErrorCode, Outcome
 
 USER_AGENT: Final = f"Madeira/{madeira.__version__}"
-
-#: Headers (in lower case) that Madeira sets itself, or that decide where a message ends: an endpoint cannot set them.
-RESERVED_HEADERS: Final = frozenset(
-    {
-        "content-type",
-        "user-agent",
-        "x-trace-id",
-        "traceparent",
-        "tracestate",
-        "webhook-id",
-        "webhook-timestamp",
-        "webhook-signature",
-        "x-madeira-timestamp",
-        "x-madeira-signature",
-        "x-madeira-attempt",
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "upgrade",
-        "expect",
-        "accept-encoding",
-    }
-)
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -114,7 +88,7 @@ def check_header(name: str, value: str) -> None:
     """
     if not _TOKEN.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of a header")
-    if name.lower() in RESERVED_HEADERS:
+    if is_reserved(name):
         raise ValueError(f"the header {name} is set by Madeira itself")
     if _CONTROL.search(value):
         raise ValueError(f"the value of the header {name} holds a line break or another control character")
@@ -155,11 +129,10 @@ def _headers(claim: Claimed, endpoint: Endpoint, where: target.Target, body: byt
         headers.append(("X-Madeira-Signature", signing.madeira_signature(endpoint.secrets, timestamp, body)))
     authorized = False
     for name, value in endpoint.headers.items():
-        lower = name.lower()
-        if lower in RESERVED_HEADERS:
+        if is_reserved(name):
             continue
         check_header(name, value)
-        authorized |= lower == "authorization"
+        authorized |= name.lower() == "authorization"
         headers.append((name, value))
     if where.authorization and not authorized:
         headers.append(("Authorization", where.authorization))

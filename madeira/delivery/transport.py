@@ -28,8 +28,8 @@ import httpx
 from madeira.delivery import wire
 from madeira.delivery.answer import CallFailed
 from madeira.delivery.resolve import Address, Resolver
-from madeira.delivery.target import Target
 from madeira.states import ErrorCode
+from madeira.target import Target
 
 #: Seconds that an unused connection is kept.
 IDLE_S: Final = 15.0

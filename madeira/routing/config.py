@@ -18,7 +18,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from madeira import target
 from madeira.errors import SettingsError
+from madeira.headers import is_reserved
 from madeira.records import CALLBACK_URL, Endpoint, RetryPolicy, Route, Source
 from madeira.settings import secret_reference
 
@@ -29,14 +31,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e\xa0-\xff\t]*")
 
-#: Headers that Madeira or HTTP itself sets; besides these, all that start with one of `_RESERVED_PREFIXES`.
-_RESERVED: Final = frozenset(
-    (
-        *("connection", "content-length", "content-type", "expect", "host", "keep-alive", "te", "traceparent", "trailer"),
-        *("transfer-encoding", "upgrade", "user-agent", "x-trace-id"),
-    )
-)
-_RESERVED_PREFIXES: Final = ("webhook-", "x-madeira-", "proxy-")
+#: Numbers up to this are told in errors: a longer integer is no float, and may be too long to be written at all.
+_SHOWABLE: Final = 1e300
 
 _METHODS: Final = ("POST", "PUT", "PATCH")
 
@@ -75,6 +71,11 @@ def parse_toml(text: str, *, where: str, environ: Mapping[str, str] | None = Non
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise SettingsError(f"{where}: not valid TOML: {e}") from None
+    except RecursionError:
+        raise SettingsError(f"{where}: not usable TOML: values are nested too deeply") from None
+    except ValueError as e:
+        # A number with too many digits, for one, is no error of syntax to the parser.
+        raise SettingsError(f"{where}: not usable TOML: {e}") from None
     return _Reader(where, environ).rules(document)
 
 
@@ -252,7 +253,8 @@ def _number(low: float, high: float) -> _Check:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _Wrong(f"must be a number, not {_kind(value)}")
         if not low <= value <= high:
-            raise _Wrong(f"{value:g} is not between {low:g} and {high:g}")
+            shown = "the number" if abs(value) > _SHOWABLE else f"{value:g}"
+            raise _Wrong(f"{shown} is not between {low:g} and {high:g}")
         return float(value)
 
     return check
@@ -263,7 +265,7 @@ def _whole(low: int, high: int) -> _Check:
         if isinstance(value, bool) or not isinstance(value, int):
             raise _Wrong(f"must be a whole number, not {_kind(value)}")
         if not low <= value <= high:
-            raise _Wrong(f"{value} is not between {low} and {high}")
+            raise _Wrong(f"{value if abs(value) < _SHOWABLE else 'the number'} is not between {low} and {high}")
         return value
 
     return check
@@ -307,13 +309,17 @@ def _url(value: Any) -> str:
         raise _Wrong(f"must be an http:// or https:// URL with a host, or {CALLBACK_URL}")
     if parts.username is not None or parts.fragment:
         raise _Wrong("must hold neither a user name (put credentials into headers) nor a fragment")
+    try:
+        target.parse(value)
+    except target.BadUrl as e:
+        raise _Wrong(str(e)) from None
     return str(value)
 
 
 def _header(name: str, value: Any) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise _Wrong("is not the name of a header")
-    if name.lower() in _RESERVED or name.lower().startswith(_RESERVED_PREFIXES):
+    if is_reserved(name):
         raise _Wrong("this header is set by Madeira and cannot be replaced")
     return _text(value)
 

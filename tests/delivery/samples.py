@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from madeira.delivery import target
+from madeira import target
 from madeira.delivery.request import OutboundRequest
 from madeira.records import Claimed, Endpoint
 

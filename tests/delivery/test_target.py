@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from madeira.delivery import target
-from madeira.delivery.target import BadUrl
+from madeira import target
+from madeira.target import BadUrl
 
 GOOD = {
     "http://a.test": ("a.test", 80, "a.test", "/"),

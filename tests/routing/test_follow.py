@@ -89,6 +89,63 @@ def test_a_bad_file_leaves_the_old_rules(file: Path, follower: RulesFollower, ch
     assert "field name" in refused[0]["error"]
 
 
+@pytest.mark.parametrize(
+    "broken", ["", "x = " + "[" * 100_000, "x = " + "1" * 5000, '[[endpoint]]\nname = "e"\nurl = "http://h/"\n']
+)
+def test_whatever_is_wrong_the_following_goes_on(file: Path, follower: RulesFollower, changes: Changes, broken: str) -> None:
+    """An emptied file, one that the parser gives up on, one without any source: refused once, and a mended one counts."""
+    with capture_logs() as lines:
+        file.write_text(broken)
+        while not lines:
+            follower.reload()
+        assert "one" in follower.current.sources
+        file.write_text(source("mended"))
+        assert "mended" in changes.wait().sources
+    assert [line["event"] for line in lines] == ["rules.refused", "rules.changed"]
+
+
+@pytest.mark.parametrize("broken", [None, b"\xff", b"", b"[[source]]\nname = 1\n"])
+def test_a_start_with_a_bad_file_goes_by_the_last_good_one(file: Path, tmp_path: Path, broken: bytes | None) -> None:
+    """A process that starts again while the file is wrong or gone goes on with the rules from before, and says so."""
+    copy = tmp_path / "data" / "copy.toml"
+    RulesFollower(path=file, last_good=copy)
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert list(copy.parent.iterdir()) == [copy]
+    file.unlink() if broken is None else file.write_bytes(broken)
+    with capture_logs() as lines:
+        follower = RulesFollower(path=file, last_good=copy)
+    assert "one" in follower.current.sources
+    assert follower.version > 0
+    assert [(line["event"], line["log_level"]) for line in lines] == [("rules.refused", "error")]
+    assert str(file) in lines[0]["error"]
+
+
+def test_the_copy_is_that_of_the_last_change(file: Path, tmp_path: Path, changes: Changes) -> None:
+    """A file that is accepted while the process runs is kept too; one that is refused is not."""
+    copy = tmp_path / "copy.toml"
+    follower = RulesFollower(path=file, on_change=changes, last_good=copy)
+    follower.start()
+    try:
+        file.write_text(source("two"))
+        changes.wait()
+        assert copy.read_text() == source("two")
+        with capture_logs() as lines:
+            file.write_text("no")
+            while not lines:
+                follower.reload()
+        assert copy.read_text() == source("two")
+    finally:
+        follower.stop()
+
+
+def test_a_copy_that_cannot_be_kept_does_not_matter_now(file: Path, tmp_path: Path) -> None:
+    """The rules hold where the copy's folder cannot be made; it is told."""
+    (tmp_path / "taken").write_text("")
+    with capture_logs() as lines:
+        assert "one" in RulesFollower(path=file, last_good=tmp_path / "taken" / "copy.toml").current.sources
+    assert [line["event"] for line in lines] == ["rules.not_kept"]
+
+
 def test_a_file_that_vanishes_leaves_the_old_rules(file: Path, follower: RulesFollower, changes: Changes) -> None:
     """Between a file's removal and its return the old rules hold."""
     with capture_logs() as lines:
