@@ -7,7 +7,6 @@ finish of a settled delivery from reaching Redis for as long as the test wants.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -18,42 +17,12 @@ import pytest
 from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key
 from madeira.records import DeliveryRef
 from madeira.store import events
-from tests.actors.inprocess import InProcess, in_process
+from tests.actors.conftest import Make
+from tests.actors.inprocess import InProcess
 from tests.receiver import Answer, Gate, Receiver
 from tests.servers import OwnPostgres
 from tests.store import making
 from tests.system.harness import wait_until
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """A receiver that answers 200 unless told otherwise."""
-    with Receiver() as receiver:
-        yield receiver
-
-
-Make = Callable[..., InProcess]
-
-
-@pytest.fixture
-def make(tmp_path: Path, database_url: str, redis_url: str, receiver: Receiver) -> Iterator[Make]:
-    """Makes a worker process with the endpoint `a`; `endpoint` changes its settings."""
-    with contextlib.ExitStack() as stack:
-
-        def process(endpoint: dict[str, Any] | None = None, **options: Any) -> InProcess:
-            servers = {"database_url": database_url, "redis_url": redis_url, "folder": tmp_path}
-            fields = {"url": receiver.url("/a"), "retry": {"initial": 30, "max": 60}} | (endpoint or {})
-            return stack.enter_context(in_process(endpoints={"a": fields}, **servers | options))
-
-        yield process
-
-
-@pytest.fixture
-def process(make: Make) -> InProcess:
-    """A worker process that works."""
-    process = make()
-    process.start()
-    return process
 
 
 def in_the_middle(process: InProcess, receiver: Receiver, *answers: Answer) -> tuple[DeliveryRef, Gate]:
