@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = get(__name__)
 
+#: Seconds between two lines about lanes whose endpoint is not configured.
+_TELL_UNKNOWN_S: Final = 60.0
+
 #: Seconds between two tries while Redis is away.
 _RETRY_S: Final = 0.5
 
@@ -57,6 +60,7 @@ class QueueConsumer(Consumer):
         self._down = False
         #: The version of the lanes' settings that what waits has felt; see `_feel_changes`.
         self._felt: int | None = None
+        self._unknown_next = 0.0
 
     # -- what Dramatiq calls ------------------------------------------------------------------------------------
 
@@ -203,9 +207,14 @@ class QueueConsumer(Consumer):
 
     def _restore(self, lanes: Sequence[str]) -> bool:
         settings = self.broker.lanes(lanes)
-        if len(settings) < len(lanes):
-            known = {s.lane for s in settings}
-            log.warning("lane.unknown", lanes=[name for name in lanes if name not in known][:10])
+        unknown = sorted(set(lanes) - {s.lane for s in settings})
+        if unknown and time.monotonic() >= self._unknown_next:
+            self._unknown_next = time.monotonic() + _TELL_UNKNOWN_S
+            log.warning(
+                "lane.unknown",
+                lanes=unknown[:10],
+                detail="deliveries wait for an endpoint that is not configured (any more): add it, or cancel their events",
+            )
         self.broker.wire.set_lanes(settings)
         return bool(settings)
 
