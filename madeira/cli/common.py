@@ -69,7 +69,8 @@ def database(values: Settings) -> Iterator[Database]:
 
 def print_json(value: Any) -> None:
     """Print `value` for a program, times in RFC 3339 and bytes as text."""
-    json.dump(value, sys.stdout, default=_plain, ensure_ascii=False, indent=2)
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    json.dump(value, sys.stdout, default=_plain, ensure_ascii=plain, indent=2)
     click.echo()
 
 

@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 import click
-from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook, WebhookVerificationError
+
+from madeira.delivery.signing import standard_key
 
 #: Bytes of a body that are printed.
 _SHOWN: Final = 150
@@ -33,7 +35,14 @@ _SHAKY: Final = 2
 def listen(host: str, port: int, secret: tuple[str, ...], status: int, body: str, sample: bool) -> None:
     """Receive calls, verify their signatures and print them."""
     answers = SampleAnswers() if sample else FixedAnswer(status, body.encode())
-    server = Receiver((host, port), verifiers=[_verifier(s) for s in secret], answers=answers)
+    verifiers = [_verifier(s) for s in secret]
+    try:
+        server = Receiver((host, port), verifiers=verifiers, answers=answers)
+    except (OSError, UnicodeError) as e:
+        reason = getattr(e, "strerror", None) or "the host is no possible name"
+        raise click.ClickException(
+            f"cannot listen on {one_line(host)} port {port}: {reason}; choose another --port (0: any free one) or --host"
+        ) from None
     click.echo(f"listening on http://{host}:{server.server_port}/")
     with server:
         try:
@@ -154,6 +163,8 @@ def one_line(text: str) -> str:
 
 def _verifier(secret: str) -> Webhook:
     try:
+        # The package takes whatever decodes to something; what signs the calls is stricter.
+        standard_key(secret)
         return Webhook(secret)
-    except ValueError:
+    except (ValueError, EmptyWebhookSecretError):
         raise click.BadParameter("a secret is whsec_ and base64", param_hint="--secret") from None

@@ -1,8 +1,13 @@
 """The command `madeira` itself: what all commands share, and how errors reach a person."""
 
-from typing import Any
+import re
+import sys
+from typing import Any, Final
 
 import click
+import httpx
+import psycopg
+import redis
 
 from madeira import __version__
 from madeira.cli.doctor import doctor
@@ -13,15 +18,39 @@ from madeira.cli.send import send
 from madeira.cli.up import up
 from madeira.errors import MadeiraError
 
+#: User and password of a URL, greedily: a password may hold what should have been escaped.
+_CREDENTIALS: Final = re.compile(r"://\S*@")
+
 
 class _Commands(click.Group):
-    """Tells an error that we raised on purpose in one line, without a traceback."""
+    """Tells whatever can be wrong outside of our code in one line, without a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run; a terminal or file that cannot show a character gets its escape."""
+        for stream in (sys.stdout, sys.stderr):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure and getattr(stream, "errors", None) == "strict":
+                reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except MadeiraError as e:
-            raise click.ClickException(str(e)) from None
+        except BrokenPipeError:
+            # Whoever read us has seen enough; click ends in silence.
+            raise
+        except (MadeiraError, OSError, UnicodeError, httpx.InvalidURL, psycopg.Error, redis.RedisError) as e:
+            raise click.ClickException(_one_line(e)) from None
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        # Its own text repeats a part of what may be a secret.
+        return f"an argument holds a character that cannot be used there ({error.encoding}: {error.reason})"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = " ".join(str(error).split()) or type(error).__name__
+    return _CREDENTIALS.sub("://***@", text)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Final
 
-from madeira.errors import MadeiraError
+from madeira.errors import MadeiraError, SettingsError
 
 #: Seconds that processes of an `up` that was killed get to end by themselves (its death told them to).
 _PATIENCE_S: Final = 20.0
@@ -54,9 +54,13 @@ class DataFolder:
 
         Raises:
             AlreadyRunning: another `up` has it.
+            SettingsError: it cannot be made or written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = self._lock_file.open("a+")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = self._lock_file.open("a+")
+        except OSError as e:
+            raise SettingsError(f"MADEIRA_DATA_DIR: the folder {self.path} cannot be used: {e.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -113,7 +117,7 @@ class DataFolder:
         try:
             with self._lock_file.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
             return True

@@ -35,6 +35,8 @@ def send(event: str, source: str | None, secret: str | None, url: str | None, pa
     EVENT is a file with one event as JSON, an event itself ('{"event_type": ...}'), or - for one event per line on standard
     input (the default).
     """
+    if source and not (source.isascii() and source.isprintable()):
+        raise click.BadParameter("the name of a source is of letters, digits, '.', '_' and '-'", param_hint="--source")
     values = load()
     source, secret = _credentials(values, source, secret)
     bodies = list(_bodies(event))

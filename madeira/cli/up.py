@@ -1,5 +1,6 @@
 """`madeira up`: one Madeira in one go, with embedded servers where no others are named."""
 
+import errno
 import os
 import signal
 import socket
@@ -180,8 +181,11 @@ def _require_free(host: str, port: int, name: str) -> None:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
-        except OSError as e:
-            raise SettingsError(f"cannot listen on {host} port {port}: {e.strerror}; set {name} to another one") from None
+        except (OSError, UnicodeError) as e:
+            code = getattr(e, "errno", None)
+            reason = getattr(e, "strerror", None) or "the host is no possible name"
+            wrong = name if code in (errno.EADDRINUSE, errno.EACCES) else "MADEIRA_HOST"
+            raise SettingsError(f"cannot listen on {host} port {port}: {reason}; set {wrong} to another one") from None
 
 
 def _script(name: str) -> list[str]:

@@ -1,0 +1,114 @@
+"""What a person sees who asks for something impossible: one line and an exit code, never a traceback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import psycopg
+import pytest
+import redis
+from click.testing import CliRunner
+
+from madeira.cli.main import main
+from madeira.cli.up import _require_free
+from madeira.embedded import free_port
+from madeira.errors import SettingsError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment without a Madeira in it."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
+    return plain | {"MADEIRA_DATA_DIR": str(tmp_path / "data")}
+
+
+def run(environ: dict[str, str], *arguments: str | bytes) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "madeira.cli", *arguments]
+    return subprocess.run(command, env=environ, cwd=ROOT, input=b"{}", capture_output=True, timeout=60)
+
+
+def complaint(environ: dict[str, str], *arguments: str | bytes) -> str:
+    done = run(environ, *arguments)
+    told = (done.stdout + done.stderr).decode()
+    assert done.returncode in (1, 2), told
+    assert "Traceback" not in told
+    return told.splitlines()[-1]
+
+
+def test_listen_on_a_taken_port(environ: dict[str, str]) -> None:
+    """The remedy is told."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = complaint(environ, "listen", "--port", str(taken.getsockname()[1]))
+    assert "choose another --port" in told
+
+
+@pytest.mark.parametrize("secret", ["whsec_@@", "whsec_", "@@", b"whsec_\xff"])
+def test_listen_with_an_impossible_secret(environ: dict[str, str], secret: str | bytes) -> None:
+    """Refused before anything is received."""
+    assert "a secret is whsec_ and base64" in complaint(environ, "listen", "--port", "0", "--secret", secret)
+
+
+@pytest.mark.parametrize("command", [["trace"], ["events", "show", "--source", "s"]])
+def test_an_argument_that_is_no_text(environ: dict[str, str], database_url: str, command: list[str]) -> None:
+    """Bytes that are not UTF-8 cannot be in the tables."""
+    environ["MADEIRA_DATABASE_URL"] = database_url
+    assert "an argument holds a character" in complaint(environ, *command, b"\xff")
+
+
+def test_send_with_impossible_names(environ: dict[str, str]) -> None:
+    """Neither source nor secret can be any text; the secret is not told."""
+    assert "--source" in complaint(environ, "send", "--source", "d\xe9", "--secret", "x")
+    url = f"http://127.0.0.1:{free_port(0)}"
+    told = complaint(environ, "send", "--url", url, "--source", "s", "--secret", b"t0p\xff")
+    assert "an argument holds a character" in told
+    assert "t0p" not in told
+
+
+def test_up_with_an_impossible_folder(environ: dict[str, str], tmp_path: Path) -> None:
+    """The line names the setting."""
+    (tmp_path / "file").write_text("")
+    environ["MADEIRA_DATA_DIR"] = str(tmp_path / "file" / "data")
+    assert "MADEIRA_DATA_DIR" in complaint(environ, "up")
+
+
+def test_an_output_that_knows_ascii_only(environ: dict[str, str]) -> None:
+    """What it cannot show is escaped, as JSON escapes it."""
+    environ |= {"PYTHONIOENCODING": "ascii", "MADEIRA_CONFIG": "/nowhere/d\xe9"}
+    done = run(environ, "doctor", "--json")
+    assert b"Traceback" not in done.stderr
+    assert "there is no file /nowhere/d\xe9" in json.loads(done.stdout)[-1]["text"]
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1", "a..b"])
+def test_a_wrong_host_is_not_blamed_on_the_port(host: str) -> None:
+    """Another port would not help."""
+    with pytest.raises(SettingsError, match="set MADEIRA_HOST"):
+        _require_free(host, free_port(0), "MADEIRA_PORT")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.OperationalError('no good: "postgresql://u:p@ss@h/d"\nsecond line'),
+        redis.ConnectionError("no good: redis://:p@ss@h/0\nsecond line"),
+        OSError("no good: http://u:p@ss@h/\nsecond line"),
+    ],
+)
+def test_errors_of_drivers_are_one_line_without_a_password(error: Exception) -> None:
+    """Whatever a driver raises, the terminal shows no more than one line of it."""
+
+    @click.command()
+    def fail() -> None:
+        raise error
+
+    done = CliRunner().invoke(type(main)("group", commands=[fail]), ["fail"])
+    assert done.exit_code == 1
+    assert len(done.output.splitlines()) == 1
+    assert "second line" in done.output
+    assert "ss@" not in done.output
