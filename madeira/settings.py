@@ -8,11 +8,16 @@ import difflib
 import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+import psycopg
+import redis
+from psycopg.conninfo import conninfo_to_dict
 
 from madeira.errors import SettingsError
 
@@ -21,6 +26,8 @@ PREFIX: Final = "MADEIRA_"
 
 #: Names with the prefix that tests and tools may set without their being settings.
 _IGNORED: Final = frozenset({"MADEIRA_TEST_REPORT"})
+
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def _text(value: str) -> str:
@@ -64,12 +71,37 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 def _url(*schemes: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
-        scheme = urlsplit(value).scheme
-        if scheme not in schemes:
-            raise ValueError(f"the URL must start with {' or '.join(s + '://' for s in schemes)}, not {scheme or '?'}://")
+        if not value.startswith(tuple(f"{s}://" for s in schemes)):
+            raise ValueError(f"the URL must start with {' or '.join(s + '://' for s in schemes)}")
+        if _BAD_ESCAPE.search(value):
+            raise ValueError("the URL holds a '%' that two hexadecimal digits do not follow; write a literal one as %25")
+        try:
+            (_check_redis if "redis" in schemes else _check_postgres)(value)
+        except (ValueError, TypeError, AttributeError, psycopg.Error, redis.RedisError):
+            # The reason would repeat parts of the value, which may be the password's.
+            raise ValueError(
+                "the URL cannot be read: check its port, its options, and that special characters are escaped"
+            ) from None
         return value
 
     return parse
+
+
+def _check_postgres(url: str) -> None:
+    ports = str(conninfo_to_dict(url).get("port") or "").split(",")
+    if not all(_is_port(port) for port in ports if port):
+        raise ValueError("a port is not valid")
+
+
+def _check_redis(url: str) -> None:
+    if not _is_port(str(urlsplit(url).port or 1)):
+        raise ValueError("the port is not valid")
+    # Makes the object, and connects to nothing: only that tells an unknown option.
+    redis.ConnectionPool.from_url(url).make_connection()
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= 65535
 
 
 def _namespace(value: str) -> str:
@@ -151,6 +183,10 @@ class Settings:
             raise SettingsError(
                 f"MADEIRA_SILENCE_S={self.silence_s:g} must be at least three times MADEIRA_BEAT_S={self.beat_s:g}: "
                 "a process that misses one heartbeat is not gone"
+            )
+        if self.port == self.metrics_port:
+            raise SettingsError(
+                f"MADEIRA_PORT and MADEIRA_METRICS_PORT are both {self.port}: the API and the workers' numbers need a port each"
             )
 
     @property

@@ -26,6 +26,7 @@ def test_defaults_need_no_environment() -> None:
         ({"MADEIRA_LOG_FORMAT": "xml"}, ["MADEIRA_LOG_FORMAT", "json, text"]),
         ({"MADEIRA_DATABASE_URL": "mysql://h/d"}, ["MADEIRA_DATABASE_URL", "postgresql://"]),
         ({"MADEIRA_REDIS_URL": "http://h"}, ["MADEIRA_REDIS_URL", "redis://"]),
+        ({"MADEIRA_PORT": "9191"}, ["MADEIRA_PORT", "MADEIRA_METRICS_PORT", "9191"]),
         ({"MADEIRA_NAMESPACE": "a b"}, ["MADEIRA_NAMESPACE", "'a b'"]),
         ({"MADEIRA_CONFIG": "/nowhere/rules.toml"}, ["MADEIRA_CONFIG", "no file /nowhere/rules.toml"]),
         ({"MADEIRA_SILENCE_S": "10", "MADEIRA_BEAT_S": "5"}, ["MADEIRA_SILENCE_S=10", "MADEIRA_BEAT_S=5"]),
@@ -38,6 +39,44 @@ def test_a_wrong_value_stops_the_start_with_one_line(environ: dict[str, str], pa
     assert "\n" not in str(e.value)
     for part in parts:
         assert part in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MADEIRA_DATABASE_URL", "postgresql://u:hunter2%zz@h/d"),
+        ("MADEIRA_DATABASE_URL", "postgresql://u:hunter2@h:hunter2/d"),
+        ("MADEIRA_DATABASE_URL", "postgresql://u:hunter2@h:99999/d"),
+        ("MADEIRA_DATABASE_URL", "postgresql://h/d?hunter2=1"),
+        ("MADEIRA_DATABASE_URL", "postgresql://[::1/hunter2"),
+        ("MADEIRA_DATABASE_URL", "hunter2://h/d"),
+        ("MADEIRA_REDIS_URL", "redis://:hunter2%@h/0"),
+        ("MADEIRA_REDIS_URL", "redis://:hunter2@h:hunter2/0"),
+        ("MADEIRA_REDIS_URL", "redis://h:99999/hunter2"),
+        ("MADEIRA_REDIS_URL", "redis://h/0?hunter2=1"),
+        ("MADEIRA_REDIS_URL", "redis://[::1/hunter2"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_told_by_its_name_only(name: str, value: str) -> None:
+    """It stops the start and not the first connection, and no part of it, which may be a password, is repeated."""
+    with pytest.raises(SettingsError, match=name) as e:
+        settings.load({name: value})
+    assert "hunter2" not in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MADEIRA_DATABASE_URL", "postgres://u:p%25@h1:5432,h2:5433/d?sslmode=require&target_session_attrs=any"),
+        ("MADEIRA_DATABASE_URL", "postgresql:///d?host=/run/postgresql"),
+        ("MADEIRA_REDIS_URL", "rediss://u:p%40@h:6380/1?ssl_cert_reqs=none"),
+        ("MADEIRA_REDIS_URL", "unix:///run/redis.sock?db=2"),
+    ],
+)
+def test_urls_of_every_kind_pass(name: str, value: str) -> None:
+    """What the clients can read is not refused."""
+    assert settings.load({name: value})
 
 
 def test_an_empty_value_is_not_set() -> None:
