@@ -1,8 +1,8 @@
 """What machines ask: is the process alive, can it do its work, what do the numbers say.
 
 ``/healthz`` depends on nothing: a supervisor must not restart a process because Postgres is away. ``/readyz`` says 503
-without Postgres, since nothing can be accepted then; without Redis it says 200 and ``degraded``, since intake works. All
-answer in bounded time, also when a server is frozen and its connections stay open.
+without Postgres or its tables, since nothing can be accepted then; without Redis it says 200 and ``degraded``, since intake
+works. All answer in bounded time, also when a server is frozen and its connections stay open.
 """
 
 import json
@@ -18,7 +18,7 @@ from madeira.api.problems import RETRY_AFTER_S
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, StoreError
 from madeira.store import gauges
-from madeira.store.database import Database
+from madeira.store.database import NO_TABLES, Database
 
 _log = log.get(__name__)
 
@@ -40,13 +40,16 @@ class Ready:
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Probe both stores."""
-        postgres = self._database.probe()
+        trouble = self._database.trouble()
+        postgres = trouble is None
         redis = self._queues.ping()
         status = "unavailable" if not postgres else "ok" if redis else "degraded"
         if not postgres:
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", str(RETRY_AFTER_S))
-        resp.data = json.dumps({"status": status, "postgres": _word(postgres), "redis": _word(redis)}).encode()
+        resp.data = json.dumps(
+            {"status": status, "postgres": NO_TABLES if trouble == NO_TABLES else _word(postgres), "redis": _word(redis)}
+        ).encode()
 
 
 class Numbers:

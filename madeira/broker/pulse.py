@@ -13,7 +13,7 @@ import redis
 
 from madeira.broker.broker import MadeiraBroker
 from madeira.broker.memory import warn_of_eviction
-from madeira.errors import BrokerUnavailable
+from madeira.errors import BrokerUnavailable, StoreUnavailable
 from madeira.log import get
 
 log = get(__name__)
@@ -73,6 +73,9 @@ class Pulse:
     def _run_rebuild(self) -> None:
         try:
             self._rebuild()
+        except (StoreUnavailable, BrokerUnavailable) as e:
+            log.error("rebuild.failed", error=str(e), remedy="it is tried again at once")
+            self._stopped.wait(1.0)
         except Exception:
             log.exception("rebuild.failed", remedy="it is tried again at once")
             self._stopped.wait(1.0)

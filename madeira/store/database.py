@@ -33,6 +33,12 @@ MAX_IDLE_S: Final = 300.0
 #: Seconds that the pool goes on connecting in the background; short, since the next caller begins anew.
 RECONNECT_S: Final = 1.0
 
+#: What is told when the tables are not there, and what to do about it.
+NO_TABLES: Final = "the database has no tables (or not all): run `madeira migrate`"
+
+#: Whether the tables are there; reads nothing.
+_TABLES: Final = "SELECT FROM event LIMIT 0"
+
 #: What a pooler says when it does not let ``options`` through.
 _UNSUPPORTED: Final = "unsupported startup parameter"
 
@@ -146,12 +152,21 @@ class Database:
             return BoundedConnection.connect(self._url, autocommit=True, **self._kwargs)
 
     def probe(self, timeout_s: float = 1.0) -> bool:
-        """Whether Postgres answers and takes writes, asked now; takes about `timeout_s` at most."""
+        """Whether Postgres answers, takes writes and has our tables, asked now; takes about `timeout_s` at most."""
+        return self.trouble(timeout_s) is None
+
+    def trouble(self, timeout_s: float = 1.0) -> str | None:
+        """Why Postgres cannot be used at this moment; None when it can. Takes about `timeout_s` at most."""
         try:
-            with _mapped(), self._pool.connection(timeout=timeout_s):
-                return True
-        except StoreUnavailable:
-            return False
+            with _mapped(), self._pool.connection(timeout=timeout_s) as conn:
+                limit_s, conn.limit_s = conn.limit_s, timeout_s
+                try:
+                    conn.execute(_TABLES)
+                finally:
+                    conn.limit_s = limit_s
+                return None
+        except StoreUnavailable as e:
+            return str(e)
 
     def stats(self) -> dict[str, int]:
         """The pool's numbers, for gauges: ``pool_size``, ``pool_available``, ``requests_waiting`` and others."""
@@ -188,6 +203,8 @@ def _mapped() -> Iterator[None]:
         raise StoreUnavailable(f"no connection to Postgres in time: {e}") from e
     except PoolClosed as e:
         raise StoreUnavailable(f"the pool of connections is not open: {e}") from e
+    except psycopg.errors.UndefinedTable as e:
+        raise StoreUnavailable(NO_TABLES) from e
     except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
         raise StoreUnavailable(f"Postgres is not available: {e}") from e
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 
 from madeira.errors import StoreUnavailable
-from madeira.store.database import BoundedConnection, Database
+from madeira.store.database import NO_TABLES, BoundedConnection, Database
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -224,6 +224,8 @@ class GroupCommit(Generic[In, Out]):
             # The server became a standby: another one takes writes now, and a new connection finds it.
             self._disconnect()
             raise _Lost(f"Postgres takes no writes: {e}") from e
+        except psycopg.errors.UndefinedTable as e:
+            raise StoreUnavailable(NO_TABLES) from e
         except (psycopg.OperationalError, psycopg.InterfaceError) as e:
             if conn.closed:
                 self._disconnect()

@@ -13,6 +13,7 @@ import psycopg
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
 from madeira.store import events
+from madeira.store.migrate import migrate
 from tests.api.serving import Api, event, wait_until
 
 
@@ -110,3 +111,18 @@ def test_gauges_tell_the_state_of_the_whole(api: Api) -> None:
     assert first is not None
     assert first >= 60
     wait_until(lambda: (number(api, "madeira_queue_oldest_age_seconds", queue="route") or 0) >= first + 0.5, "the age to rise")
+
+
+def test_a_database_without_tables_is_told_with_its_remedy(
+    serve: Callable[..., Api], empty_database_url: str, redis_url: str
+) -> None:
+    """Not ready, posts are 503 and not an error inside; with the tables it serves, without a new start."""
+    api = serve(empty_database_url, redis_url).start()
+    ready = api.get("/readyz")
+    assert ready.status == 503
+    assert "madeira migrate" in ready.json["postgres"]
+    for reply in (api.post(event("early")), api.get("/v1/events/early", source="shop")):
+        assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
+    migrate(empty_database_url)
+    assert api.get("/readyz").status == 200
+    assert api.post(event("early")).status == 202

@@ -16,6 +16,7 @@ from madeira.store import events
 from madeira.store.database import Database
 from madeira.store.deliveries import ClaimRequest, SettleRequest, claim, settle
 from madeira.store.group_commit import GroupCommit, _Lost, _Waiter
+from madeira.store.migrate import migrate
 from tests.servers import OwnPostgres
 from tests.store.making import RETRY, Connection, claimed, log_of, new_event, routed, token, verdict
 from tests.store.waiting import at_once, good, terminate, until, waits_for_a_lock
@@ -474,3 +475,22 @@ def test_company_is_waited_for_under_load_only(database: Database, make: Groups)
     for _ in range(5):
         commits.submit("alone", 10)
     assert time.monotonic() - before < 0.5
+
+
+def test_without_tables_the_remedy_is_told(empty_database_url: str) -> None:
+    """Pooled connections, probes and groups say what to do, and work when it was done."""
+    database = Database(url=empty_database_url, application="tests", pool_max=2)
+    database.open()
+    commits = GroupCommit(name="events", database=database, run=events.insert, rerun_unknown=True)
+    try:
+        assert not database.probe()
+        with pytest.raises(StoreUnavailable, match="madeira migrate"):
+            commits.submit(new_event(), 5)
+        with pytest.raises(StoreUnavailable, match="madeira migrate"), database.connection() as conn:
+            events.find(conn, "shop", "none")
+        migrate(empty_database_url)
+        assert database.probe()
+        assert not commits.submit(new_event(), 5).duplicate
+    finally:
+        commits.stop(5)
+        database.close()
