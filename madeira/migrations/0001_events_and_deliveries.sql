@@ -73,6 +73,8 @@ CREATE TABLE event (
     cancelled      integer NOT NULL DEFAULT 0,
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- No client's clock knows an infinite time.
+    CONSTRAINT event_times_are_finite CHECK (isfinite(route_at) AND isfinite(deliver_at)),
     CONSTRAINT event_waits_for_routing_while_pending CHECK ((status = 'pending') = (route_at IS NOT NULL)),
     CONSTRAINT event_counts_are_counts
         CHECK (unfinished >= 0 AND dead >= 0 AND cancelled >= 0 AND unfinished + dead + cancelled <= deliveries),
@@ -139,6 +141,7 @@ CREATE TABLE delivery (
     trace_id            text COLLATE "C" NOT NULL,
     created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT delivery_times_are_finite CHECK (isfinite(next_attempt_at) AND isfinite(lease_until)),
     CONSTRAINT delivery_once_per_endpoint UNIQUE (event_seq, endpoint),
     CONSTRAINT delivery_claim_while_delivering CHECK (
         (status = 'delivering') = (claim_token IS NOT NULL) AND (status = 'delivering') = (lease_until IS NOT NULL)),

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from madeira.states import DELIVERY_MOVES, EVENT_MOVES, FINISHED, DeliveryStatus, EventStatus
-from tests.store.making import Connection, claimed, expire, routed
+from tests.store.making import Connection, accept, claimed, expire, routed
 
 #: What must hold beside each state of a delivery.
 BESIDE = {
@@ -157,3 +157,17 @@ def test_a_claim_writes_no_index(conn: Connection) -> None:
                    pg_stat_get_xact_tuples_hot_updated('delivery'::regclass)
         """)
         assert updates.fetchone() == (1, 1)
+
+
+@pytest.mark.parametrize("when", ["infinity", "-infinity"])
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("delivery", "next_attempt_at"), ("delivery", "lease_until"), ("event", "route_at"), ("event", "deliver_at")],
+)
+def test_no_time_is_infinite(conn: Connection, table: str, column: str, when: str) -> None:
+    """A row that no client could read is not written, also not by hand."""
+    accept(conn)
+    [ref] = routed(conn)
+    claimed(conn, ref)
+    with pytest.raises(psycopg.errors.CheckViolation, match="times_are_finite"):
+        conn.execute(f"UPDATE {table} SET {column} = '{when}' WHERE {column} IS NOT NULL OR '{column}' = 'deliver_at'".encode())
