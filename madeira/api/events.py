@@ -182,7 +182,7 @@ def envelope(found: dict[str, Any]) -> bytes:
     rest = {k: v for k, v in found.items() if k not in ("payload", "parameters")}
     for attempt in (a for d in rest["deliveries"] for a in d["attempts"]):
         attempt["sha256"] = attempt["sha256"].hex() if attempt["sha256"] else None
-    head = json.dumps(rest, default=_jsonable)
+    head = json.dumps(rest, default=jsonable)
     return f'{head[:-1]}, "parameters": {found["parameters"] or "null"}, "payload": {found["payload"]}}}'.encode()
 
 
@@ -245,7 +245,8 @@ def _place(place: Any) -> dict[str, Any]:
     return shown | {"for": place.limit} if place.limit else shown
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """What JSON has no type for: times in RFC 3339, bytes as text."""
     if isinstance(value, datetime):
         return _time(value)
     if isinstance(value, (bytes, bytearray, memoryview)):

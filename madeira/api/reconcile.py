@@ -6,6 +6,7 @@ from typing import Any, Final
 import falcon
 
 from madeira.api.auth import Authenticator
+from madeira.api.events import jsonable
 from madeira.store import reconcile as store
 from madeira.store.database import Database
 
@@ -25,4 +26,4 @@ class Reconcile:
         self._auth.admin(req.env)
         with self._database.connection() as connection:
             runs: list[dict[str, Any]] = store.last_runs(connection, RUNS)
-        resp.data = json.dumps({"runs": runs}, default=str).encode()
+        resp.data = json.dumps({"runs": runs}, default=jsonable).encode()

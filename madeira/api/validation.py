@@ -31,7 +31,8 @@ MAX_ROUTING_KEY: Final = 255
 #: Characters of a callback address.
 MAX_TARGET_URI: Final = 2048
 
-_EVENT_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+#: Not "." and "..": as the last part of an address they mean another address.
+_EVENT_ID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
@@ -114,7 +115,7 @@ def uuid7() -> str:
 
 def _event_id(value: Any) -> str:
     if not isinstance(value, str) or not _EVENT_ID.fullmatch(value):
-        raise _Invalid("must be a string of 1 to 128 characters out of A-Z a-z 0-9 . _ : -")
+        raise _Invalid("must be a string of 1 to 128 characters out of A-Z a-z 0-9 . _ : -, and not . or ..")
     return value
 
 

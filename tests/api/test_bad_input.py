@@ -38,7 +38,26 @@ def check(reply: Reply, status: int, *fields: str) -> None:
 GOOD = {"event_id": "bad-input", "event_type": "order.paid", "payload": {"n": 1}}
 
 WRONG_VALUES: dict[str, list[Any]] = {
-    "event_id": ["", "a b", "x ", " x", "a\u0000b", "é", "a/b", "x" * 129, 1, 1.5, None, True, [], {}, "a\n", "\ud800"],
+    "event_id": [
+        "",
+        ".",
+        "..",
+        "a b",
+        "x ",
+        " x",
+        "a\u0000b",
+        "é",
+        "a/b",
+        "x" * 129,
+        1,
+        1.5,
+        None,
+        True,
+        [],
+        {},
+        "a\n",
+        "\ud800",
+    ],
     "event_type": ["", ".", "a.", ".a", "a..b", "a b", "a\u0000", "é.b", "x" * 256, 1, None, True, [], {}, "a\n", "a.b\n", "*"],
     "routing_key": ["", "a\u0000b", "x" * 256, 1, None, True, [], {}, "a\nb", "\ud800", "\u007f"],
     "parameters": ["", "x", 1, None, True, [], [{}]],

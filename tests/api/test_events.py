@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 import uuid
 from datetime import UTC, datetime
@@ -203,6 +204,7 @@ def test_the_administrator_sees_the_last_reconcile_runs(shared_api: Api) -> None
         ("second", {"unknown": 0}, 0.25),
         ("first", {"unknown": 3}, 0.5),
     ]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", runs[0]["finished_at"])
 
 
 def test_without_a_token_nobody_is_the_administrator(serve, database_url: str, redis_url: str) -> None:
