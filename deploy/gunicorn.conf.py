@@ -29,7 +29,7 @@ worker_class = "madeira.api.server.Worker"
 logger_class = "madeira.api.server.Logger"
 proc_name = "madeira-api"
 
-#: A request may wait for its body (10 s without a byte) and its commit; what is in hand at SIGTERM ends within this.
+#: A request may wait for its body (10 s, more for a large one) and its commit; what is in hand at SIGTERM ends within this.
 graceful_timeout = 30
 #: Silence of a worker's main loop after which the master kills it; requests run in other threads.
 timeout = 60

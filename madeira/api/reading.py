@@ -1,22 +1,26 @@
 """Reading a request's body: bounded before it is read, and in time.
 
-A body's announced length is checked first; a chunked one is read up to the limit and no further. A sender that stalls is
-given up, so that it cannot keep a thread.
+A body's announced length is checked first; a chunked one is read up to the limit and no further. The time for the whole body
+is bounded too, so that a sender cannot keep a thread by sending a byte now and then.
 """
 
 import socket
-import struct
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from madeira.api.problems import Problem
 
-#: Seconds without a byte after which a sender is given up.
-STALL_S: Final = 10
+#: Seconds that any sender gets for a head or a body, whatever its size.
+PATIENCE_S: Final = 10.0
 
-_STALL: Final = struct.pack("ll", STALL_S, 0)
-_FOREVER: Final = struct.pack("ll", 0, 0)
+#: Bytes a second that a sender must keep up beyond that.
+RATE: Final = 16_000
+
+#: Seconds between two looks for senders whose time is up.
+_LOOK_S: Final = 0.25
 
 #: Media type of a request body.
 JSON: Final = "application/json"
@@ -65,29 +69,87 @@ def _length(announced: str, limit: int) -> int:
     return int(announced)
 
 
+def allowed_s(size: int) -> float:
+    """Seconds that a sender may take for `size` bytes."""
+    return PATIENCE_S + size / RATE
+
+
 def _read(environ: Mapping[str, Any], size: int) -> bytes:
+    limit_s = allowed_s(size)
+    deadline = time.monotonic() + limit_s
     try:
-        with _hurried(environ.get("gunicorn.socket")):
+        with _ended_at(deadline, environ.get("gunicorn.socket")):
             raw: bytes = environ["wsgi.input"].read(size)
-    except BlockingIOError:
-        raise Problem(408, f"no byte of the body came for {STALL_S} seconds") from None
     # What a server raises for malformed chunks or a lost connection is its own business; none of it is an event.
     except Exception:  # noqa: BLE001
+        if time.monotonic() >= deadline:
+            raise _too_slow(limit_s) from None
         raise Problem(400, "the body could not be read: it is malformed or was cut off") from None
+    if len(raw) < size and time.monotonic() >= deadline:
+        raise _too_slow(limit_s)
     return raw
 
 
+class _Watch:
+    """Ends reads whose time is up by closing their connection for reading.
+
+    A timeout of the socket would begin anew with every byte.
+    """
+
+    def __init__(self) -> None:
+        # Made at the first use: not even one that never ran survives a fork.
+        self._thread: threading.Thread | None = None
+        self._some = threading.Condition()
+        self._reads: dict[int, tuple[float, socket.socket]] = {}
+
+    def add(self, deadline: float, connection: socket.socket) -> None:
+        with self._some:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="madeira-slow-senders", daemon=True)
+                self._thread.start()
+            self._reads[id(connection)] = (deadline, connection)
+            if len(self._reads) == 1:
+                self._some.notify()
+
+    def remove(self, connection: socket.socket) -> None:
+        with self._some:
+            del self._reads[id(connection)]
+
+    def _run(self) -> None:
+        while True:
+            with self._some:
+                while not self._reads:
+                    self._some.wait()
+                now = time.monotonic()
+                for deadline, connection in self._reads.values():
+                    if deadline <= now:
+                        _end(connection)
+            time.sleep(_LOOK_S)
+
+
+def _end(connection: socket.socket) -> None:
+    # The sender may have gone at this very moment.
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
+
+
+_watch: Final = _Watch()
+
+
 @contextmanager
-def _hurried(connection: socket.socket | None) -> Iterator[None]:
-    """Let the kernel end a read that waits too long: Python's own timeout would cost a poll before each send and receive."""
+def _ended_at(deadline: float, connection: socket.socket | None) -> Iterator[None]:
     if connection is None:
         yield
         return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
+    _watch.add(deadline, connection)
     try:
         yield
     finally:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
+        _watch.remove(connection)
+
+
+def _too_slow(limit_s: float) -> Problem:
+    return Problem(408, f"the body did not come within {limit_s:.0f} seconds", headers={"Connection": "close"})
 
 
 def _too_large(limit: int) -> Problem:

@@ -1,27 +1,46 @@
-"""How gunicorn serves the API: its threaded worker with two differences, and its log in the form of all our logs.
+"""How gunicorn serves the API: its threaded worker with three differences, and its log in the form of all our logs.
 
 What gunicorn refuses by itself, before any application sees it (a header with a control character, a malformed chunk), is
-told as a problem document like every other error. And a worker that stops takes what has already reached its socket and
-then closes the socket at once: left open until the last request has ended, as gunicorn does, it would let the kernel
-accept connections that nobody will answer, and reset them at the end.
+told as a problem document like every other error. A request gets a thread when it has arrived, its head and a body that is not
+large, and waits in the kernel until then: slow senders, however many, hold no thread that a probe needs. And a worker that
+stops takes what has already reached its socket and then closes the socket at once: left open until the last request has ended,
+as gunicorn does, it would let the kernel accept connections that nobody will answer, and reset them at the end.
 """
 
 import logging
 import os
+import re
+import selectors
 import socket
+import time
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
 from gunicorn import glogging, util  # type: ignore[import-untyped]
 from gunicorn.http import errors  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log
-from madeira.api import app, problems
+from madeira.api import app, problems, reading
 
 #: Seconds after which an answer is worth a line of its own.
 SLOW_S: Final = 1.0
+
+#: Bytes of a request that wait in the kernel for the rest of it; a head must be smaller, of a larger body the rest is read by
+#: a thread.
+WAITING_MAX: Final = 65_536
+
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
+
+#: A body that is not simply to be waited for: its sender waits for a word first, or it is in chunks.
+_NOT_PLAIN: Final = re.compile(rb"\r\n(?:expect|transfer-encoding)[ \t]*:", re.IGNORECASE)
+#: The state of a connection that neither side has closed (Linux's ``tcpi_state``).
+_ESTABLISHED: Final = 1
+
+#: What a thread returns of a connection whose request has not arrived.
+_WAITS: Final = object()
 
 _REFUSALS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (errors.LimitRequestLine, 414, "the request line is too long"),
@@ -49,6 +68,66 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 return
         _log.error("http.failed", exc_info=exc)
         _answer(client, 500, "an error inside Madeira; it is in the log")
+
+    def handle(self, conn: Any) -> Any:
+        """Serve a request that has arrived, in a thread; of another one only see how far it has come."""
+        if self.cfg.is_ssl or conn.sock.family not in (socket.AF_INET, socket.AF_INET6) or getattr(conn, "is_http2", False):
+            return super().handle(conn)
+        since = getattr(conn, "since", None)
+        try:
+            conn.sock.setblocking(False)
+            come, needed = _arrived(conn)
+        except OSError:
+            return False
+        if come > WAITING_MAX:
+            _answer(conn.sock, 431, "the headers are too many or too long")
+            return False
+        if come >= needed:
+            conn.since = None
+            conn.data_ready = True
+            conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return super().handle(conn)
+        now = time.monotonic()
+        if come and since is None:
+            conn.since = since = now
+        if since is not None and now >= since + reading.allowed_s(needed):
+            _answer(conn.sock, 408, "the request did not come in time")
+            return False
+        # Not before there is more than now: a socket with something to read would wake the poller all the time.
+        wanted = come + 1 if needed > WAITING_MAX else needed
+        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted - len(_held(conn)))
+        conn.wait_until = now + self.cfg.keepalive if since is None else since + reading.allowed_s(needed)
+        return _WAITS
+
+    def finish_request(self, conn: Any, fs: Any) -> None:
+        """What follows a thread's work, in the main thread: a request that has not arrived waits at the poller."""
+        if fs.cancelled() or fs.exception() is not None or fs.result() is not _WAITS:
+            super().finish_request(conn, fs)
+            return
+        conn.timeout = conn.wait_until
+        if not self.alive and conn.since is None:
+            conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
+    def murder_pending(self) -> None:
+        """Give up those whose time is up; whoever has sent something is told so."""
+        now = time.monotonic()
+        for conn in [conn for conn in self.pending_conns if conn.timeout <= now]:
+            self.pending_conns.remove(conn)
+            self.poller.unregister(conn.sock)
+            if conn.since is not None:
+                self.enqueue_req(conn)
+            else:
+                self.nr_conns -= 1
+                conn.close()
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """Keep no connection without a request longer than until `deadline`."""
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            if conn.since is None:
+                conn.timeout = min(conn.timeout, deadline)
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """Begin or cease to accept connections; the last time, first take those that are already there.
@@ -108,6 +187,31 @@ class Logger(glogging.Logger):  # type: ignore[misc]
             duration_s=request_time.total_seconds(),
             client=environ.get("REMOTE_ADDR"),
         )
+
+
+def _arrived(conn: Any) -> tuple[int, int]:
+    """How many bytes of a request have come, and how many it takes before it is served."""
+    try:
+        waiting = conn.sock.recv(WAITING_MAX + 1, socket.MSG_PEEK)
+    except BlockingIOError:
+        waiting = b""
+    if conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+        # The sender has closed: whatever has come is all that there is.
+        return 0, 0
+    data = _held(conn) + waiting
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        return len(data), WAITING_MAX + 1
+    lengths = _LENGTH.findall(data, 0, end + 2)
+    # What will be refused by its head is refused at once.
+    if len(lengths) != 1 or int(lengths[0]) > app.settings.max_body or _NOT_PLAIN.search(data, 0, end + 2):
+        return 0, 0
+    return min(len(data), WAITING_MAX), min(end + 4 + int(lengths[0]), WAITING_MAX)
+
+
+def _held(conn: Any) -> bytes:
+    """What was read of this request already, behind the one before."""
+    return conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
 
 
 def _status(line: Any) -> int:
