@@ -115,7 +115,7 @@ class Application:
             SettingsError: something is missing or wrong, the first time; later the mistake is logged.
         """
         try:
-            self._rules = RulesFollower(path=self.settings.config)
+            self._rules = RulesFollower(path=self.settings.config, last_good=self.settings.last_good_config)
         except SettingsError as e:
             if self._rules is None:
                 raise
@@ -162,7 +162,7 @@ class Application:
         )
 
     def _follow(self) -> RulesFollower:
-        rules = self._rules or RulesFollower(path=self.settings.config)
+        rules = self._rules or RulesFollower(path=self.settings.config, last_good=self.settings.last_good_config)
         rules.start()
         self._parts.callback(rules.stop)
         # What was inherited may be older than the file.
