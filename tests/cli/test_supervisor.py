@@ -58,9 +58,11 @@ DEAF = (
 #: One that says so when it is to read its configuration again, and when it stops.
 TALKATIVE = (
     "import os, signal, sys\n"
-    "signal.signal(signal.SIGHUP, lambda *_: print('reads again', flush=True))\n"
-    "signal.signal(signal.SIGTERM, lambda *_: (print('stops', flush=True), os._exit(0)))\n"
-    "print('pid', os.getpid(), flush=True)\n"
+    # Written, not printed: a signal may come in the middle of a print, which refuses to be entered twice.
+    "say = lambda text: os.write(1, (text + chr(10)).encode())\n"
+    "signal.signal(signal.SIGHUP, lambda *_: say('reads again'))\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (say('stops'), os._exit(0)))\n"
+    "say(f'pid {os.getpid()}')\n"
     "while True: signal.pause()"
 )
 

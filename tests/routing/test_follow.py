@@ -56,7 +56,9 @@ def test_a_changed_file_counts(file: Path, follower: RulesFollower, changes: Cha
     version = follower.version
     other = file.with_suffix(".new")
     other.write_text(source("two"))
-    os.utime(other, (0, 0))
+    while other.stat().st_ctime_ns // 1_000_000 <= version:
+        # A file system's clock goes in steps; nobody changes a file twice in one.
+        os.utime(other, (0, 0))
     other.rename(file)
     assert "two" in changes.wait().sources
     assert "two" in follower.current.sources
