@@ -222,6 +222,7 @@ def test_a_retry_survives_that_redis_dies_at_the_moment_of_its_rescheduling(stag
     assert receiver.overlaps == {}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("memory", ["kept", "lost"])
 def test_what_came_due_while_redis_was_away_is_called_when_it_is_back(stage: Stage, memory: str) -> None:
     cast = stage.cast()
@@ -243,6 +244,7 @@ def restart(stage: Stage, memory: str) -> None:
     stage.server.start()
 
 
+@pytest.mark.alone
 def test_a_lost_wake_up_costs_a_second_at_most(stage: Stage) -> None:
     madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
     receiver.forget()
