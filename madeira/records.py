@@ -57,6 +57,10 @@ class RoutableEvent:
     target_uri: str | None
     trace_id: str
     route_failures: int
+    created_at: datetime
+    #: The texts of the JSON values as received; what filters and templates read.
+    payload: str
+    parameters: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class PlannedDelivery:
     #: Set when the delivery is born dead (a denied address, a failed template).
     failure_class: FailureClass | None = None
     last_error: str | None = None
+    #: What a template made of the event; None when the body follows from the event by itself.
+    body: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,18 @@ class Source:
     name: str
     #: Signing secrets; any one of them verifies (rotation).
     secrets: tuple[str, ...] = field(repr=False)
+    #: Events per second that are accepted, over all API processes; None: not limited.
+    rate: float | None = None
+    #: Events that may come at once.
+    burst: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCertificate:
+    """What is shown to a receiver that asks who is calling; texts in PEM."""
+
+    chain: str = field(repr=False)
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +231,10 @@ class Endpoint:
     """A downstream target."""
 
     name: str
-    #: A fixed URL, or ``{+target_uri}`` for the callback address that came with the event.
+    #: A URL template (RFC 6570), or ``{+target_uri}`` for the callback address that came with the event.
     url: str
     method: str = "POST"
+    #: Values are templates (Jinja2) where they hold ``{{``.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Deliveries per second; None: not limited.
     rate: float | None = None
@@ -227,6 +246,12 @@ class Endpoint:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     #: Whether an empty 2xx is a success (it is, unless a body is required).
     require_body: bool = False
+    #: A template (Jinja2) whose result is the JSON of the body; None: the standard body.
+    body: str | None = field(default=None, repr=False)
+    #: A CEL expression over ``status``, ``headers`` and ``body`` that says whether the answer is a success; None: the
+    #: standard rule.
+    success: str | None = None
+    client_certificate: ClientCertificate | None = None
 
     @property
     def is_callback(self) -> bool:
@@ -249,3 +274,5 @@ class Route:
     event_type: str = "*"
     #: Exact, when given.
     routing_key: str | None = None
+    #: A CEL expression over the event; None: every event that the other fields let pass.
+    filter: str | None = None
