@@ -30,3 +30,11 @@ class UnknownEndpoint(MadeiraError):
 
 class IllegalTransition(MadeiraError):
     """Raised when an action is asked for that the state of an event or a delivery does not allow."""
+
+
+class NotThere(MadeiraError):
+    """Raised when what an action names is not there."""
+
+
+class AlreadyThere(MadeiraError):
+    """Raised when something is made under a name that is taken."""

@@ -133,3 +133,19 @@ class FailureClass(StrEnum):
     TEMPLATE = "template"
     EXPIRED = "expired"
     PLATFORM = "platform"
+
+
+class Role(StrEnum):
+    """What a person or a program may do, by its token; each role may do all that the ones before it may."""
+
+    #: Reads: events, configuration (without its secrets), audit, reconcile; tries rules out (dry run).
+    VIEWER = "viewer"
+    #: Besides, acts on events and endpoints: cancel, replay, reroute, a test call.
+    OPERATOR = "operator"
+    #: Besides, changes the configuration, gives and revokes tokens, erases payloads.
+    ADMIN = "admin"
+
+    def suffices(self, need: "Role") -> bool:
+        """Whether this role may do what `need` may; as texts the roles do not compare in this order."""
+        ranks = tuple(Role)
+        return ranks.index(self) >= ranks.index(need)

@@ -16,6 +16,7 @@ from madeira.api import health, problems
 from madeira.api.auth import Authenticator
 from madeira.api.enqueue import Enqueue
 from madeira.api.events import Cancel, Event, Events
+from madeira.api.known_tokens import KnownTokens
 from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.memory import warn_of_eviction
@@ -61,15 +62,16 @@ def create(
     patience: Patience,
     database: Database,
     queues: Queues,
+    tokens: KnownTokens,
     max_body: int,
     admin_token: str,
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
-    `sources` gives the sources as they are at that moment, `patience` waits for the commits of new events, `max_body` is
-    in bytes, and an empty `admin_token` means that there is no administrator.
+    `sources` gives the sources as they are at that moment, `patience` waits for the commits of new events, `tokens` knows
+    the tokens that hold, `max_body` is in bytes, and `admin_token` is one more, of an administrator, unless it is empty.
     """
-    auth = Authenticator(sources=sources, admin_token=admin_token)
+    auth = Authenticator(sources=sources, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
     problems.install(api)
     api.add_route("/v1/events", Events(auth=auth, patience=patience, max_body=max_body))
@@ -146,6 +148,8 @@ class Application:
         database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
         database.open()
         self._parts.callback(database.close)
+        tokens = KnownTokens(database=database)
+        self._parts.callback(tokens.stop)
         enqueue = Enqueue(queues=queues)
         commits: GroupCommit[NewEvent, Accepted] = GroupCommit(
             name="intake", database=database, run=store.insert, after=enqueue, gather_s=GATHER_S, rerun_unknown=False
@@ -157,6 +161,7 @@ class Application:
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             database=database,
             queues=queues,
+            tokens=tokens,
             max_body=s.max_body,
             admin_token=s.admin_token,
         )

@@ -1,7 +1,7 @@
-"""Who is asking: a source by its signature, an administrator by a bearer token.
+"""Who is asking: a source by its signature, a person or a program by a bearer token with a role.
 
-Sources are told nothing about why they were refused: an unknown name, a wrong signature and a stale timestamp get the
-same answer, after the same work, so that names cannot be found out by trying.
+Nobody is told why they were refused: an unknown name, a wrong signature and a stale timestamp get the same answer, after the
+same work, so that names cannot be found out by trying; and so do unknown, revoked and expired tokens.
 """
 
 import hashlib
@@ -14,40 +14,42 @@ from typing import Any
 
 from madeira import log
 from madeira.api import problems
+from madeira.api.known_tokens import KnownTokens
 from madeira.delivery import signing
 from madeira.records import Source
+from madeira.states import Role
 
 _log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who was recognised: the administrator, or the source of that name."""
+    """Who was recognised."""
 
+    #: Name of the source that signed; None for people and programs, who have a role instead.
     source: str | None
-
-    @property
-    def is_admin(self) -> bool:
-        """Whether it is the administrator, who may see and cancel every source's events."""
-        return self.source is None
-
-    @property
-    def name(self) -> str:
-        """How the audit calls it."""
-        return "admin" if self.source is None else f"source {self.source}"
+    role: Role | None
+    #: How the audit calls it: ``admin`` (of MADEIRA_ADMIN_TOKEN), ``token NAME`` or ``source NAME``.
+    name: str
 
 
 class Authenticator:
     """Recognises callers.
 
-    `sources` gives the sources as they are now; `admin_token` is empty when there is no administrator; `now` gives Unix
-    seconds.
+    `sources` gives the sources as they are now; `tokens` knows the tokens that hold; `admin_token` is one more, of an
+    administrator, or empty; `now` gives Unix seconds.
     """
 
     def __init__(
-        self, *, sources: Callable[[], Mapping[str, Source]], admin_token: str, now: Callable[[], float] = time.time
+        self,
+        *,
+        sources: Callable[[], Mapping[str, Source]],
+        tokens: KnownTokens,
+        admin_token: str,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._sources = sources
+        self._tokens = tokens
         self._admin_digest = _digest(admin_token.encode()) if admin_token else None
         self._now = now
         self._nobody = (secrets.token_hex(32),)
@@ -70,34 +72,54 @@ class Authenticator:
             raise problems.unauthorized()
         return known.name
 
-    def admin(self, environ: Mapping[str, Any]) -> None:
-        """Let the administrator pass.
+    def person(self, environ: Mapping[str, Any], need: Role) -> Caller:
+        """Who has the bearer token, if its role may do what `need` may.
 
         Raises:
-            Problem: 401, with any other token or none.
+            Problem: 401 for any token that does not hold, and for none; 403 when the role does not suffice.
+            StoreUnavailable: Postgres is away, so that nobody knows which tokens hold; never for the administrator's of
+                the settings.
         """
-        scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-        # Both sides are digests: their length and content tell nothing about the token.
-        given = _digest(token.strip().encode("latin-1", "replace"))
-        expected = self._admin_digest or _digest(self._nobody[0].encode())
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, expected) or self._admin_digest is None:
-            raise problems.unauthorized()
+        caller = self._bearer(environ)
+        if caller is None or caller.role is None:
+            raise problems.unknown_token()
+        if not caller.role.suffices(need):
+            _log.info("auth.forbidden", who=caller.name, role=caller.role, needed=need, path=environ.get("PATH_INFO"))
+            raise problems.forbidden(caller.role, need)
+        return caller
 
-    def caller(self, environ: Mapping[str, Any], raw: bytes) -> Caller:
-        """The administrator, if a token is given, else the source that signed `raw`.
+    def caller(self, environ: Mapping[str, Any], raw: bytes, need: Role = Role.VIEWER) -> Caller:
+        """Who has the bearer token, as `person`; without one, the source that signed `raw`.
+
+        A source has no role: it may see and cancel its own events, and nothing else. Whoever calls this sees to that.
 
         Raises:
-            Problem: 401, whatever was wrong.
+            Problem: 401, whatever was wrong; 403 when the token's role does not suffice.
+            StoreUnavailable: Postgres is away.
         """
         if "HTTP_AUTHORIZATION" in environ:
-            self.admin(environ)
-            return Caller(None)
-        return Caller(self.source(environ, raw))
+            return self.person(environ, need)
+        source = self.source(environ, raw)
+        return Caller(source, None, f"source {source}")
 
     def label(self, environ: Mapping[str, Any]) -> str:
         """The value of a metric's label `source`: only names that are known, so that strangers cannot make new ones."""
         name: str = environ.get("HTTP_X_MADEIRA_SOURCE", "")
         return name if name in self._sources() else "unknown"
+
+    def _bearer(self, environ: Mapping[str, Any]) -> Caller | None:
+        scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        text = given.strip()
+        if scheme.lower() != "bearer" or not text:
+            return None
+        # Both sides are digests: their length and content tell nothing about the token.
+        if self._admin_digest and hmac.compare_digest(_digest(text.encode("latin-1", "replace")), self._admin_digest):
+            return Caller(None, Role.ADMIN, "admin")
+        token = self._tokens.find(text)
+        if token is None:
+            _log.info("auth.refused_token", path=environ.get("PATH_INFO"))
+            return None
+        return Caller(None, token.role, f"token {token.name}")
 
     def _signed(self, keys: tuple[str, ...], environ: Mapping[str, Any], raw: bytes) -> bool:
         timestamp = environ.get("HTTP_X_MADEIRA_TIMESTAMP")

@@ -21,6 +21,7 @@ from madeira.api.strict_json import NotStrictJson
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
 from madeira.errors import BrokerUnavailable, IllegalTransition, StoreUnavailable
 from madeira.records import Accepted, DeliveryRef, NewEvent
+from madeira.states import Role
 from madeira.store import events as store
 from madeira.store.database import Database
 
@@ -147,7 +148,7 @@ class Cancel:
     def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
         """Cancel one event."""
         raw = reading.body(req.env, limit=_MAX_CANCEL_BODY)
-        caller = self._auth.caller(req.env, raw)
+        caller = self._auth.caller(req.env, raw, Role.OPERATOR)
         why = _reason(raw)
         source = _source_of(caller, req, event_id)
         try:

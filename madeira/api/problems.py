@@ -85,6 +85,16 @@ def unauthorized() -> Problem:
     )
 
 
+def unknown_token() -> Problem:
+    """The one answer to no token and to one that is unknown, revoked or expired."""
+    return Problem(401, "a bearer token that holds is needed here", headers={"WWW-Authenticate": 'Bearer realm="madeira"'})
+
+
+def forbidden(role: str, need: str) -> Problem:
+    """A token that holds, of too low a role."""
+    return Problem(403, f"this needs a token with the role {need}; yours has the role {role}", role=role, needed=need)
+
+
 def invalid(errors: Sequence[FieldError]) -> Problem:
     """Fields that are missing, of the wrong type, or hold what they may not."""
     return Problem(422, "; ".join(f"{e.field}: {e.detail}" for e in errors), errors=errors)

@@ -7,6 +7,7 @@ import falcon
 
 from madeira.api.auth import Authenticator
 from madeira.api.events import jsonable
+from madeira.states import Role
 from madeira.store import reconcile as store
 from madeira.store.database import Database
 
@@ -23,7 +24,7 @@ class Reconcile:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show the last runs, the latest first."""
-        self._auth.admin(req.env)
+        self._auth.person(req.env, Role.VIEWER)
         with self._database.connection() as connection:
             runs: list[dict[str, Any]] = store.last_runs(connection, RUNS)
         resp.data = json.dumps({"runs": runs}, default=jsonable).encode()
