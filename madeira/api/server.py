@@ -73,7 +73,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Serve a request that has arrived, in a thread; of another one only see how far it has come."""
         if self.cfg.is_ssl or conn.sock.family not in (socket.AF_INET, socket.AF_INET6) or getattr(conn, "is_http2", False):
             return super().handle(conn)
-        since = getattr(conn, "since", None)
+        # When the first byte of the request that is under way came; None before.
+        since = conn.since = getattr(conn, "since", None)
         try:
             conn.sock.setblocking(False)
             come, needed = _arrived(conn)

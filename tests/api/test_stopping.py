@@ -93,6 +93,38 @@ def test_a_stop_without_requests_is_quick(api: Api) -> None:
     assert time.monotonic() - started < 8
 
 
+def test_who_has_connected_and_said_nothing_yet_is_answered_by_a_worker_that_stops(api: Api) -> None:
+    """Connections without a byte at the signal: the one that speaks then is answered, the silent ones end no worker early."""
+    silent = [socket.create_connection(("127.0.0.1", api.port), timeout=20) for _ in range(6)]
+    wait_until(lambda: _has_threads_reading(api), "the workers to accept")
+    api.terminate()
+    body = event("late")
+    headers = "".join(f"{k}: {v}\r\n" for k, v in signed(body).items())
+    for s in silent[::2]:
+        s.sendall(f"POST /v1/events HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert s.recv(4096).startswith((b"HTTP/1.1 202 ", b"HTTP/1.1 200 "))
+    for s in silent[1::2]:
+        assert s.recv(1) == b""
+    for s in silent:
+        s.close()
+    assert api.wait(10) == 0
+    assert "Exception" not in api.log.read_text()
+
+
+def test_a_silent_connection_ends_after_a_while_and_its_worker_goes_on(
+    serve: Callable[..., Api], database_url: str, redis_url: str
+) -> None:
+    api = serve(database_url, redis_url).start("--keep-alive", "1")
+    before = api.worker_pids
+    silent = [socket.create_connection(("127.0.0.1", api.port), timeout=20) for _ in range(6)]
+    for s in silent:
+        assert s.recv(1) == b""
+        s.close()
+    assert api.post(event("one")).status == 202
+    assert api.worker_pids == before
+    assert "Exception" not in api.log.read_text()
+
+
 def test_a_sender_that_stalls_is_given_up(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """Half a body and then silence does not keep a thread for ever: 408 after a while."""
     api = serve(database_url, redis_url).start()
