@@ -6,7 +6,7 @@
 -- One row. Every change of the configuration takes hold of it first, so that changes come one after another and each is
 -- checked against what is committed; readers ask for its version only, once a second.
 CREATE TABLE configuration (
-    only       boolean PRIMARY KEY DEFAULT true CHECK (only),
+    single     boolean PRIMARY KEY DEFAULT true CHECK (single),
     version    bigint NOT NULL DEFAULT 1,
     changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
