@@ -115,6 +115,7 @@ def test_a_silent_connection_ends_after_a_while_and_its_worker_goes_on(
     serve: Callable[..., Api], database_url: str, redis_url: str
 ) -> None:
     api = serve(database_url, redis_url).start("--keep-alive", "1")
+    wait_until(lambda: len(api.worker_pids) == 2, "both workers")
     before = api.worker_pids
     silent = [socket.create_connection(("127.0.0.1", api.port), timeout=20) for _ in range(6)]
     for s in silent:
