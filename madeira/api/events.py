@@ -22,6 +22,7 @@ from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
 from madeira.errors import BrokerUnavailable, IllegalTransition, StoreUnavailable
 from madeira.records import Accepted, DeliveryRef, NewEvent
 from madeira.states import Role
+from madeira.store import cancelling
 from madeira.store import events as store
 from madeira.store.database import Database
 
@@ -153,7 +154,7 @@ class Cancel:
         source = _source_of(caller, req, event_id)
         try:
             with self._database.connection() as connection:
-                result = store.cancel(connection, source, event_id, caller.name, why)
+                result = cancelling.cancel(connection, source, event_id, caller.name, why)
         except IllegalTransition as e:
             raise Problem(409, str(e), name="already-finished") from None
         if result is None:
@@ -169,7 +170,7 @@ class Cancel:
             }
         ).encode()
 
-    def _forget(self, result: store.CancelResult) -> None:
+    def _forget(self, result: cancelling.CancelResult) -> None:
         """Take what was cancelled out of the queues; should that fail, routing and claim refuse it later."""
         try:
             self._queues.forget(ROUTE, [str(result.seq)])

@@ -1,4 +1,4 @@
-"""Events in Postgres: accepted, found, routed, cancelled.
+"""Events in Postgres: accepted, found, routed.
 
 Acceptance is one atomic decision, the unique (source, event_id): whatever races, exactly one row is inserted. Rows that
 were not inserted are read by a second statement, since an insert-or-select in one statement sees nothing of a racing
@@ -12,12 +12,10 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.rows import dict_row
 
-from madeira.errors import IllegalTransition, StoreUnavailable
+from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, DeliveryRef, NewEvent, PlannedDelivery, RoutableEvent
 from madeira.states import MAX_ROUTE_FAILURES, EventStatus
-from madeira.store import audit
 from madeira.store.columns import binaries, numbers, quoted, texts
-from madeira.store.counts import COUNTED
 from madeira.store.same import same_value
 
 #: Times that an insert is tried again when the row in its way is gone before it could be read.
@@ -167,59 +165,6 @@ _ROUTE_FAILED: Final = """
     RETURNING status = 'dead'
 """
 
-#: Take hold of an event that is to be cancelled.
-_LOCK_EVENT: Final = """
-    SELECT seq, status FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
-"""
-
-#: End an event that was not routed yet.
-_CANCEL_UNROUTED: Final = """
-    UPDATE event
-    SET status = 'cancelled', reason = 'cancelled', route_at = NULL, updated_at = clock_timestamp()
-    WHERE seq = %(seq)s AND status = 'pending'
-"""
-
-#: Take hold of what an event has unfinished. A statement of its own: the next one must see what claims did meanwhile.
-_LOCK_DELIVERIES: Final = """
-    SELECT id FROM delivery WHERE event_seq = %(seq)s AND status IN ('pending', 'delivering') ORDER BY id FOR NO KEY UPDATE
-"""
-
-#: Ask for the end of what is being called now; what waits, or whose lease has run out, ends at once. A claim that
-#: ends like this gets its row in the log.
-_CANCEL_DELIVERIES: Final = f"""
-    WITH held AS MATERIALIZED (
-        SELECT id, event_seq, status, attempt, claim_token, claimed_at
-        FROM delivery
-        WHERE event_seq = %(seq)s
-              AND (status = 'pending' OR status = 'delivering' AND lease_until < clock_timestamp())
-        ORDER BY id
-        FOR NO KEY UPDATE),
-    asked AS (
-        UPDATE delivery d
-        SET cancel_requested_at = coalesce(d.cancel_requested_at, clock_timestamp()), updated_at = clock_timestamp()
-        WHERE d.event_seq = %(seq)s AND d.status = 'delivering' AND d.id NOT IN (SELECT id FROM held)
-        RETURNING d.id),
-    moved AS (
-        UPDATE delivery d
-        SET status = 'cancelled', claim_token = NULL, lease_until = NULL, finished_at = clock_timestamp(),
-            updated_at = clock_timestamp(), last_error = %(why)s
-        FROM held h
-        WHERE d.id = h.id
-        RETURNING d.id, d.event_seq, d.lane, d.status, d.retries),
-    lost AS (
-        INSERT INTO delivery_log (delivery_id, attempt, token, started_at, outcome, error_code, reason, settled_as)
-        SELECT id, attempt, claim_token, claimed_at, 'lost', 'platform',
-               'the claim ended without a verdict; then the delivery was cancelled', 'cancelled'
-        FROM held WHERE status = 'delivering'),
-    {COUNTED}
-    SELECT m.id, m.lane, (SELECT count(*) FROM asked)
-    FROM (SELECT) one LEFT JOIN moved m ON true
-    ORDER BY m.id
-"""  # noqa: S608
-
-#: The state of an event after its deliveries were moved.
-_STATUS: Final = "SELECT status FROM event WHERE seq = %(seq)s"
-
 
 class Unroutable(NamedTuple):
     """Why an event is not to be routed (now): ``finished``, ``not_due`` (then `delay_s` seconds) or ``missing``."""
@@ -239,19 +184,6 @@ class RouteResult:
     dead: list[DeliveryRef] = field(default_factory=list)
     #: The event's state now; None when it had been routed or ended before, and nothing was changed.
     status: EventStatus | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CancelResult:
-    """What a cancel did."""
-
-    seq: int
-    #: The event's state now.
-    status: EventStatus
-    #: Deliveries that ended by it; the broker may forget them.
-    cancelled: list[DeliveryRef]
-    #: Deliveries that are being called now: no retry will follow, but a success will be told as success.
-    requested: int
 
 
 def insert(conn: psycopg.Connection[Any], events: Sequence[NewEvent]) -> list[Accepted]:
@@ -430,35 +362,3 @@ def count_route_failure(conn: psycopg.Connection[Any], seq: int) -> bool:
     """Count one failure of routing the event `seq`; True when it was the last one allowed and the event is dead now."""
     row = conn.execute(_ROUTE_FAILED, {"seq": seq, "max": MAX_ROUTE_FAILURES}).fetchone()
     return row == (True,)
-
-
-def cancel(conn: psycopg.Connection[Any], source: str, event_id: str, who: str, why: str | None) -> CancelResult | None:
-    """Cancel what is unfinished of an event; None when there is no such event. Writes the audit row too.
-
-    Raises:
-        IllegalTransition: the event is finished already.
-    """
-    with conn.transaction():
-        row = conn.execute(_LOCK_EVENT, {"source": source, "event_id": event_id}).fetchone()
-        if row is None:
-            return None
-        seq, status = row
-        if status not in (EventStatus.PENDING, EventStatus.DELIVERING):
-            raise IllegalTransition(f"event {event_id} of {source} is {status} already; only an unfinished one can be cancelled")
-        result = _cancel_unrouted(conn, seq) if status == EventStatus.PENDING else _cancel_routed(conn, seq, why)
-        detail = {"cancelled": len(result.cancelled), "requested": result.requested, "status": result.status}
-        audit.record(conn, who, "cancel", f"event {source}/{event_id}", why, detail)
-        return result
-
-
-def _cancel_unrouted(conn: psycopg.Connection[Any], seq: int) -> CancelResult:
-    conn.execute(_CANCEL_UNROUTED, {"seq": seq})
-    return CancelResult(seq, EventStatus.CANCELLED, [], 0)
-
-
-def _cancel_routed(conn: psycopg.Connection[Any], seq: int, why: str | None) -> CancelResult:
-    conn.execute(_LOCK_DELIVERIES, {"seq": seq})
-    rows = conn.execute(_CANCEL_DELIVERIES, {"seq": seq, "why": f"cancelled: {why}" if why else "cancelled"}).fetchall()
-    cancelled = [DeliveryRef(delivery_id, seq, lane) for delivery_id, lane, _ in rows if delivery_id is not None]
-    ((status,),) = conn.execute(_STATUS, {"seq": seq})
-    return CancelResult(seq, EventStatus(status), cancelled, rows[0][2])

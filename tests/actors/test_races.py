@@ -16,7 +16,7 @@ import pytest
 
 from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key
 from madeira.records import DeliveryRef
-from madeira.store import events
+from madeira.store import cancelling
 from tests.actors.conftest import Make
 from tests.actors.inprocess import InProcess
 from tests.receiver import Answer, Gate, Receiver
@@ -72,10 +72,10 @@ def reconcile_now(process: InProcess, queues: Queues | None = None) -> dict[str,
     return dict(found)
 
 
-def cancel(process: InProcess, ref: DeliveryRef) -> events.CancelResult:
+def cancel(process: InProcess, ref: DeliveryRef) -> cancelling.CancelResult:
     """Cancel an event as the API does: first Postgres, then the broker."""
     row = process.event(ref)
-    result = events.cancel(process.conn, row["source"], row["event_id"], "the test", None)
+    result = cancelling.cancel(process.conn, row["source"], row["event_id"], "the test", None)
     assert result is not None
     process.queues.forget(DELIVER, [delivery_key(r) for r in result.cancelled])
     return result
@@ -312,7 +312,7 @@ def test_a_cancel_after_the_hand_out_and_before_the_claim_calls_nobody(process: 
     with open_transaction(process) as other:
         # The claim meets the cancel's locks, and goes away; the cancel commits; the claim comes again.
         row = process.event(ref)
-        events.cancel(other, row["source"], row["event_id"], "the test", None)
+        cancelling.cancel(other, row["source"], row["event_id"], "the test", None)
         process.queue(ref)
         wait_until(lambda: process.place(ref).kind == "delayed", what="a claim that met the cancel")
         other.commit()
@@ -322,7 +322,7 @@ def test_a_cancel_after_the_hand_out_and_before_the_claim_calls_nobody(process: 
 
 def test_an_event_that_is_cancelled_before_its_routing_gets_no_deliveries(process: InProcess, receiver: Receiver) -> None:
     seq = making.accept(process.conn, source="test", event_type="a.b", event_id="early")
-    events.cancel(process.conn, "test", "early", "the test", None)
+    cancelling.cancel(process.conn, "test", "early", "the test", None)
     process.queues.ensure([Ensure(ROUTE, str(seq))])
     process.wait_place_of(ROUTE, str(seq), "nowhere")
     row = making.event(process.conn, seq)
@@ -332,7 +332,7 @@ def test_an_event_that_is_cancelled_before_its_routing_gets_no_deliveries(proces
 def test_a_cancel_and_a_routing_at_the_same_moment_leave_nothing_to_call(process: InProcess, receiver: Receiver) -> None:
     seq = making.accept(process.conn, source="test", event_type="a.b", event_id="early")
     with open_transaction(process) as other:
-        events.cancel(other, "test", "early", "the test", None)
+        cancelling.cancel(other, "test", "early", "the test", None)
         process.queues.ensure([Ensure(ROUTE, str(seq))])
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         wait_until(lambda: process.conn.execute(waits).fetchone() == (1,), what="routing that waits for the cancel")
@@ -359,7 +359,7 @@ def leased(process: InProcess, ref: DeliveryRef) -> None:
 
 def cancelled(process: InProcess, ref: DeliveryRef) -> None:
     row = process.event(ref)
-    events.cancel(process.conn, row["source"], row["event_id"], "the test", None)
+    cancelling.cancel(process.conn, row["source"], row["event_id"], "the test", None)
 
 
 def lost_once_too_often(process: InProcess, ref: DeliveryRef) -> None:

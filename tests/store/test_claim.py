@@ -6,7 +6,7 @@ import pytest
 
 from madeira.records import Claimed, Refused
 from madeira.states import MAX_LOST
-from madeira.store import events
+from madeira.store import cancelling
 from madeira.store.deliveries import ClaimRequest, claim
 from tests.store.making import (
     GIVE_UP,
@@ -131,7 +131,7 @@ def test_an_expired_claim_that_was_to_be_cancelled_ends(conn: Connection) -> Non
     """The cancel met a call whose worker then died: the next claim ends it, and does not call again."""
     [ref] = routed(conn, event_id="one")
     claimed(conn, ref)
-    events.cancel(conn, "shop", "one", "ann", None)
+    cancelling.cancel(conn, "shop", "one", "ann", None)
     assert refusal(conn, ref.delivery_id).reason == "leased"
     expire(conn, ref.delivery_id)
     assert ask(conn, ref.delivery_id) == Refused("cancelled")
@@ -165,7 +165,7 @@ def test_one_second_early_is_in_time(conn: Connection) -> None:
 def test_a_cancelled_or_unknown_delivery_is_refused(conn: Connection) -> None:
     """Cancelled is said as such; a row that is not there (yet) is `missing`."""
     [ref] = routed(conn, event_id="one")
-    events.cancel(conn, "shop", "one", "ann", None)
+    cancelling.cancel(conn, "shop", "one", "ann", None)
     assert refusal(conn, ref.delivery_id).reason == "cancelled"
     assert refusal(conn, ref.delivery_id + 1000).reason == "missing"
 

@@ -9,7 +9,7 @@ import pytest
 from madeira.errors import IllegalTransition, StoreUnavailable
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import MAX_ROUTE_FAILURES, DeliveryStatus, EventStatus, FailureClass
-from madeira.store import events, timeline
+from madeira.store import cancelling, events, timeline
 from tests.store.making import (
     GIVE_UP,
     RETRY,
@@ -186,8 +186,8 @@ def test_a_cancelled_event_is_not_routed(conn: Connection) -> None:
     """The cancel of an event that waits for its routing wins over a routing that comes later."""
     new = new_event()
     seq = events.insert(conn, [new])[0].seq
-    result = events.cancel(conn, "shop", new.event_id, "ann", "not needed")
-    assert result == events.CancelResult(seq, EventStatus.CANCELLED, [], 0)
+    result = cancelling.cancel(conn, "shop", new.event_id, "ann", "not needed")
+    assert result == cancelling.CancelResult(seq, EventStatus.CANCELLED, [], 0)
     [routing] = events.route(conn, [(seq, [PlannedDelivery("a", "a")])])
     assert routing == events.RouteResult(seq)
     assert conn.execute("SELECT count(*) FROM delivery").fetchone() == (0,)
@@ -208,14 +208,14 @@ def test_cancel_ends_what_waits_and_asks_what_is_called(conn: Connection) -> Non
     held = claimed(conn, called)
     claimed(conn, expired)
     expire(conn, expired.delivery_id)
-    result = events.cancel(conn, "shop", "one", "ann", "wrong price")
+    result = cancelling.cancel(conn, "shop", "one", "ann", "wrong price")
     assert result is not None
     assert (result.status, result.requested) == (EventStatus.DELIVERING, 1)
     assert result.cancelled == [DeliveryRef(ref.delivery_id, ref.seq, ref.lane) for ref in (waits, expired)]
     assert log_of(conn, expired.delivery_id) == [(1, "lost", "cancelled")]
     assert delivery(conn, called.delivery_id)["cancel_requested_at"] is not None
     assert counts_agree(conn)
-    again = events.cancel(conn, "shop", "one", "ann", "wrong price")
+    again = cancelling.cancel(conn, "shop", "one", "ann", "wrong price")
     assert again is not None
     assert (again.cancelled, again.requested) == ([], 1)
     assert settled(conn, held, RETRY).status == DeliveryStatus.CANCELLED
@@ -226,7 +226,7 @@ def test_cancel_ends_what_waits_and_asks_what_is_called(conn: Connection) -> Non
 def test_cancel_leaves_an_audit_row(conn: Connection) -> None:
     """Who, what, why, how many."""
     routed(conn, ["a", "b"], event_id="one")
-    events.cancel(conn, "shop", "one", "ann", "wrong price")
+    cancelling.cancel(conn, "shop", "one", "ann", "wrong price")
     row = conn.execute("SELECT who, action, what, why, detail FROM audit").fetchone()
     detail = {"cancelled": 2, "requested": 0, "status": "cancelled"}
     assert row == ("ann", "cancel", "event shop/one", "wrong price", detail)
@@ -237,9 +237,9 @@ def test_what_is_finished_cannot_be_cancelled(conn: Connection) -> None:
     [ref] = routed(conn, event_id="one")
     settled(conn, claimed(conn, ref), GIVE_UP)
     with pytest.raises(IllegalTransition, match="dead already"):
-        events.cancel(conn, "shop", "one", "ann", None)
+        cancelling.cancel(conn, "shop", "one", "ann", None)
     assert conn.execute("SELECT count(*) FROM audit").fetchone() == (0,)
-    assert events.cancel(conn, "shop", "two", "ann", None) is None
+    assert cancelling.cancel(conn, "shop", "two", "ann", None) is None
 
 
 def test_find_shows_the_whole_story(conn: Connection) -> None:

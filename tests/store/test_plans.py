@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from madeira.records import PlannedDelivery
-from madeira.store import deliveries, events, reconcile
+from madeira.store import cancelling, deliveries, events, reconcile
 from tests.store import making
 
 #: Rows of the backlog, and rows that a statement about one event may read; without an index it would read all.
@@ -43,7 +43,7 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     note("find")
     other = making.new_event()
     events.route(conn, [(events.insert(conn, [other])[0].seq, [PlannedDelivery("a", "a")])])
-    events.cancel(conn, other.source, other.event_id, "a person", "a test")
+    cancelling.cancel(conn, other.source, other.event_id, "a person", "a test")
     note("cancel")
     reconcile.unrouted(conn, 0, 20)
     reconcile.finished_among(conn, [ref.delivery_id])

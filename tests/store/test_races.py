@@ -11,7 +11,7 @@ import pytest
 from madeira.errors import IllegalTransition
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery
 from madeira.states import EventStatus
-from madeira.store import events
+from madeira.store import cancelling, events
 from madeira.store.database import Database
 from madeira.store.deliveries import ClaimRequest, claim, settle
 from tests.store.making import (
@@ -129,7 +129,7 @@ def test_a_cancel_that_meets_a_claim_is_never_overlooked(several: list[Connectio
         results = good(
             at_once(
                 partial(claim, worker, [ClaimRequest(ref.delivery_id, token(), 40.0)]),
-                partial(events.cancel, operator, "shop", event.event_id, "ann", None),
+                partial(cancelling.cancel, operator, "shop", event.event_id, "ann", None),
             )
         )
         [answer], cancel = results
@@ -155,7 +155,7 @@ def test_a_cancel_that_meets_a_settle_leaves_right_counts(several: list[Connecti
         good(
             at_once(
                 partial(settle, worker, [request]),
-                partial(events.cancel, operator, "shop", event.event_id, "ann", None),
+                partial(cancelling.cancel, operator, "shop", event.event_id, "ann", None),
             )
         )
         assert delivery(conn, refs[1].delivery_id)["status"] == "cancelled"
@@ -209,7 +209,7 @@ def test_a_cancel_that_meets_the_routing(several: list[Connection], conn: Connec
         good(
             at_once(
                 partial(events.route, several[0], plan),
-                partial(events.cancel, several[1], "shop", event.event_id, "ann", None),
+                partial(cancelling.cancel, several[1], "shop", event.event_id, "ann", None),
             )
         )
         assert conn.execute("SELECT status FROM event WHERE seq = %s", (seq,)).fetchone() == ("cancelled",)
@@ -233,7 +233,7 @@ def test_everything_at_once_keeps_the_books(several: list[Connection], conn: Con
     def operate(c: Connection) -> None:
         for event in random.sample(group, 20):
             try:
-                events.cancel(c, "shop", event.event_id, "ann", None)
+                cancelling.cancel(c, "shop", event.event_id, "ann", None)
             except IllegalTransition:
                 continue
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from madeira.records import DeliveryRef
-from madeira.store import events, reconcile
+from madeira.store import cancelling, events, reconcile
 from tests.store.making import (
     GIVE_UP,
     RETRY,
@@ -37,7 +37,7 @@ def test_unrouted_events_are_read_page_by_page(conn: Connection) -> None:
     routed(conn)
     cancelled = new_event()
     events.insert(conn, [cancelled])
-    events.cancel(conn, "shop", cancelled.event_id, "ann", None)
+    cancelling.cancel(conn, "shop", cancelled.event_id, "ann", None)
     last = accept(conn)
     [(first, delay), (second, until_due)] = reconcile.unrouted(conn, 0, 2)
     assert (first, delay, second) == (now, 0, later)

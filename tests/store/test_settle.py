@@ -7,7 +7,7 @@ import pytest
 
 from madeira.records import Decision, Settled
 from madeira.states import MAX_LOST, DeliveryStatus, EventStatus, FailureClass, Outcome
-from madeira.store import events
+from madeira.store import cancelling
 from madeira.store.deliveries import mark_notified, settle, unnotified
 from tests.store.making import (
     GIVE_UP,
@@ -186,7 +186,7 @@ def test_a_cancel_that_met_a_call_decides_what_follows_a_failure(conn: Connectio
     """A success that was on its way is told as success; a failure ends cancelled, without a retry or a dead letter."""
     [ref] = routed(conn, event_id="one")
     held = claimed(conn, ref)
-    events.cancel(conn, "shop", "one", "ann", None)
+    cancelling.cancel(conn, "shop", "one", "ann", None)
     answer = settled(conn, held, decision)
     assert (answer.status, answer.event_status, answer.delay_s) == (becomes, becomes, 0.0)
     assert log_of(conn, ref.delivery_id)[0][2] == becomes
