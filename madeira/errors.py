@@ -3,6 +3,8 @@
 A message names the value that is wrong and what to do about it: whoever reads it is on call.
 """
 
+from dataclasses import dataclass
+
 
 class MadeiraError(Exception):
     """Base of all errors of Madeira."""
@@ -38,3 +40,29 @@ class NotThere(MadeiraError):
 
 class AlreadyThere(MadeiraError):
     """Raised when something is made under a name that is taken."""
+
+
+class Stale(MadeiraError):
+    """Raised when a change was made to a version of an object that is not the present one any more: read it again."""
+
+
+class InUse(MadeiraError):
+    """Raised when something cannot be removed, since something else needs it; the message names what, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldProblem:
+    """One thing that is wrong with one field of a configuration."""
+
+    #: Its place in the document: ``retry.max``, ``secrets[1]``; in a file ``endpoint[ledger].retry.max``.
+    field: str
+    #: What is wrong, and what would be right; never the value of a secret.
+    detail: str
+
+
+class ConfigurationInvalid(MadeiraError):
+    """Raised when sources, endpoints or routes are not as they must be; all `problems` at once."""
+
+    def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
+        super().__init__("; ".join(f"{p.field}: {p.detail}" for p in problems))
+        self.problems = problems
