@@ -13,6 +13,8 @@ import falcon
 
 from madeira import log
 from madeira.api import health, problems
+from madeira.api.admin.audit import Audit
+from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.auth import Authenticator
 from madeira.api.enqueue import Enqueue
 from madeira.api.events import Cancel, Event, Events
@@ -78,6 +80,9 @@ def create(
     api.add_route("/v1/events/{event_id}", Event(auth=auth, database=database, queues=queues))
     api.add_route("/v1/events/{event_id}/cancel", Cancel(auth=auth, database=database, queues=queues))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
+    api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
+    api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
+    api.add_route("/v1/audit", Audit(auth=auth, database=database))
     api.add_route("/healthz", health.Alive())
     api.add_route("/readyz", health.Ready(database=database, queues=queues))
     api.add_route("/metrics", health.Numbers(database=database, queues=queues))

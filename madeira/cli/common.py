@@ -1,6 +1,8 @@
 """What several commands need: the settings, with a running `up` taken into account, and ways to print."""
 
+import getpass
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +67,16 @@ def database(values: Settings) -> Iterator[Database]:
         yield found
     finally:
         found.close()
+
+
+def person() -> str:
+    """Who runs this command, as the audit calls it."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run as a user whom no file names.
+        name = f"uid {os.getuid()}"
+    return f"cli {name}"
 
 
 def print_json(value: Any) -> None:

@@ -15,6 +15,7 @@ from madeira.cli.events import events, trace
 from madeira.cli.listen import listen
 from madeira.cli.operate import migrate, reconcile
 from madeira.cli.send import send
+from madeira.cli.token import token
 from madeira.cli.up import up
 from madeira.errors import MadeiraError
 
@@ -63,5 +64,5 @@ def main() -> None:
     """
 
 
-for command in (up, migrate, send, listen, events, trace, reconcile, doctor):
+for command in (up, migrate, send, listen, events, trace, reconcile, token, doctor):
     main.add_command(command)

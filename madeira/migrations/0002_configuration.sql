@@ -64,3 +64,8 @@ ALTER TABLE event ADD COLUMN erased_at timestamptz;
 -- For lists: by source, and by time (accepted in the order of time, so that a block range index will do).
 CREATE INDEX event_source ON event (source, seq);
 CREATE INDEX event_created ON event USING brin (created_at) WITH (pages_per_range = 32);
+
+-- For pages of the audit in the order of time: all of it, of a person, of an object.
+CREATE INDEX audit_at ON audit (at, id);
+CREATE INDEX audit_who ON audit (who, at, id);
+CREATE INDEX audit_what ON audit (what, at, id);

@@ -1,0 +1,51 @@
+"""The bodies of the admin's requests: small JSON objects, read as strictly as an event."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from madeira.api import problems, reading, strict_json
+from madeira.api.problems import FieldError, Problem
+from madeira.api.strict_json import Document, NotStrictJson
+
+#: Bytes of a body; a template of a body and some certificates fit well.
+MAX_BODY: Final = 262_144
+
+#: Characters of a reason.
+MAX_REASON: Final = 500
+
+#: Media type of a change by RFC 7396.
+MERGE_PATCH: Final = "application/merge-patch+json"
+
+
+def document(environ: Mapping[str, Any], *, patch: bool = False) -> Document:
+    """The JSON object in the body; `patch`: RFC 7396's media type is taken too.
+
+    Raises:
+        Problem: 400, 408, 413, 415, or 422 when it is no object.
+    """
+    media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+    if not (patch and media_type == MERGE_PATCH):
+        reading.json_only(environ)
+    try:
+        found = strict_json.parse(reading.body(environ, limit=MAX_BODY))
+    except NotStrictJson as e:
+        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
+    if found is None:
+        raise problems.invalid([FieldError("body", "must be a JSON object")])
+    return found
+
+
+def unknown(values: Mapping[str, Any], known: frozenset[str], what: str) -> list[FieldError]:
+    """An error for each field that `what` does not have."""
+    return [FieldError(ascii(name[:64])[1:-1], f"is no field of {what}") for name in values if name not in known]
+
+
+def reason(given: str) -> str:
+    """The reason of an action, from a query.
+
+    Raises:
+        ValueError: it is too long, or holds what does not belong into a line.
+    """
+    if len(given) > MAX_REASON or not given.isprintable():
+        raise ValueError(f"must be of at most {MAX_REASON} printable characters")
+    return given

@@ -1,0 +1,90 @@
+"""The parameters of a query, checked as strictly as a body: a misspelt filter must not show everything.
+
+Each parameter has a function that checks and converts its text; all that is wrong is told at once, with 422.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import falcon
+
+from madeira.api import problems
+from madeira.api.problems import FieldError
+
+#: Characters of a text that something is looked up by.
+_MAX_TEXT: Final = 512
+
+_MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+_FRACTION: Final = re.compile(r"(\.\d{6})\d+")
+
+#: Turns the text of a parameter into its value, or raises ValueError with what would be right.
+Check = Callable[[str], Any]
+
+
+def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """The values of the parameters that the query holds.
+
+    Raises:
+        Problem: 422, with one entry for each parameter that is unknown, given twice, or wrong.
+    """
+    values: dict[str, Any] = {}
+    errors: list[FieldError] = []
+    for name, given in req.params.items():
+        check = checks.get(name)
+        if check is None:
+            known = ", ".join(checks) or "none"
+            errors.append(FieldError(ascii(name[:64])[1:-1], f"is no parameter of this query; known: {known}"))
+        elif not isinstance(given, str):
+            errors.append(FieldError(name, "is given more than once"))
+        else:
+            try:
+                values[name] = check(given)
+            except ValueError as e:
+                errors.append(FieldError(name, str(e)))
+    if errors:
+        raise problems.invalid(errors)
+    return values
+
+
+def text(given: str) -> str:
+    """A text that something is looked up by."""
+    if not given or len(given) > _MAX_TEXT or not given.isprintable():
+        raise ValueError(f"must be of 1 to {_MAX_TEXT} printable characters")
+    return given
+
+
+def moment(given: str) -> datetime:
+    """A time in RFC 3339, with its zone."""
+    # A plus sign that was not escaped comes as a space.
+    spelt = given.replace(" ", "+")
+    if _MOMENT.fullmatch(spelt):
+        try:
+            return datetime.fromisoformat(_FRACTION.sub(r"\1", spelt.upper())).astimezone(UTC)
+        except (ValueError, OverflowError):
+            pass
+    raise ValueError("must be a time in RFC 3339, such as 2026-01-31T12:00:00Z")
+
+
+def whole(low: int, high: int) -> Check:
+    """A whole number from `low` to `high`."""
+
+    def check(given: str) -> int:
+        digits = given if given.isascii() and given.isdigit() and len(given) <= len(str(high)) else ""
+        if not digits or not low <= int(digits) <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return int(digits)
+
+    return check
+
+
+def choice(*allowed: str) -> Check:
+    """One of a few words."""
+
+    def check(given: str) -> str:
+        if given not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return given
+
+    return check
