@@ -31,7 +31,14 @@ class UnknownEndpoint(MadeiraError):
 
 
 class IllegalTransition(MadeiraError):
-    """Raised when an action is asked for that the state of an event or a delivery does not allow."""
+    """Raised when an action is asked for that the state of an event or a delivery does not allow.
+
+    `code` is the stable name of the reason, by which programs tell one refusal from another.
+    """
+
+    def __init__(self, message: str, *, code: str = "already-finished") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class NotThere(MadeiraError):
@@ -54,7 +61,7 @@ class InUse(MadeiraError):
 class FieldProblem:
     """One thing that is wrong with one field of a configuration."""
 
-    #: Its place in the document: ``retry.max``, ``secrets[1]``; in a file ``endpoint[ledger].retry.max``.
+    #: Its place in the document: ``retry.max``, ``secrets[1]``; in a file ``endpoint[ledger].retry.max``. Empty: the whole.
     field: str
     #: What is wrong, and what would be right; never the value of a secret.
     detail: str
@@ -64,5 +71,5 @@ class ConfigurationInvalid(MadeiraError):
     """Raised when sources, endpoints or routes are not as they must be; all `problems` at once."""
 
     def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
-        super().__init__("; ".join(f"{p.field}: {p.detail}" for p in problems))
+        super().__init__("; ".join(f"{p.field}: {p.detail}" if p.field else p.detail for p in problems))
         self.problems = problems

@@ -54,12 +54,13 @@ DELIVERY_MOVES: Final[dict[tuple[DeliveryStatus | None, DeliveryStatus], str]] =
     (DeliveryStatus.SUCCEEDED, DeliveryStatus.PENDING): "operator (forced replay)",
 }
 
-#: The legal moves of an event; all but the first three follow from its deliveries.
+#: The legal moves of an event; all but the first three and ``dead`` to ``pending`` follow from its deliveries.
 EVENT_MOVES: Final[dict[tuple[EventStatus | None, EventStatus], str]] = {
     (None, EventStatus.PENDING): "intake",
     (EventStatus.PENDING, EventStatus.CANCELLED): "operator, upstream",
     (EventStatus.PENDING, EventStatus.DEAD): "route (unrouted, failed too often)",
     (EventStatus.PENDING, EventStatus.DELIVERING): "route",
+    (EventStatus.PENDING, EventStatus.SUCCEEDED): "route, operator (routed again, and there was nothing new to deliver)",
     (EventStatus.DELIVERING, EventStatus.SUCCEEDED): "settle",
     (EventStatus.DELIVERING, EventStatus.DEAD): "settle",
     (EventStatus.DELIVERING, EventStatus.CANCELLED): "settle, operator, upstream",

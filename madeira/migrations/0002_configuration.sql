@@ -61,9 +61,25 @@ CREATE UNIQUE INDEX api_token_name ON api_token (name) WHERE revoked_at IS NULL;
 -- When the payload was erased on request; what remains tells that the event was there and what became of it.
 ALTER TABLE event ADD COLUMN erased_at timestamptz;
 
--- For lists: by source, and by time (accepted in the order of time, so that a block range index will do).
+-- An event that is routed again may have deliveries from before. Then routing may find nothing new, and the event is what
+-- these say; only one whose routing failed too often is dead whatever they say.
+CREATE OR REPLACE FUNCTION event_move_is_legal(before text, after text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT (before, after) IN (
+        ('pending', 'cancelled'), ('pending', 'dead'), ('pending', 'delivering'), ('pending', 'succeeded'),
+        ('delivering', 'succeeded'), ('delivering', 'dead'), ('delivering', 'cancelled'),
+        ('dead', 'delivering'), ('dead', 'pending'), ('dead', 'cancelled'),
+        ('succeeded', 'delivering'))
+$$;
+ALTER TABLE event DROP CONSTRAINT event_status_follows_deliveries;
+ALTER TABLE event ADD CONSTRAINT event_status_follows_deliveries
+    CHECK (deliveries = 0 OR status = 'pending' OR status = event_status_of(unfinished, dead, cancelled)
+           OR (status = 'dead' AND reason IS NOT DISTINCT FROM 'platform'));
+
+-- For lists, newest first: of a source, of a trace. A time is found by halving: seq rises with it.
 CREATE INDEX event_source ON event (source, seq);
-CREATE INDEX event_created ON event USING brin (created_at) WITH (pages_per_range = 32);
+DROP INDEX event_trace;
+CREATE INDEX event_trace ON event (trace_id, seq);
 
 -- For pages of the audit in the order of time: all of it, of a person, of an object.
 CREATE INDEX audit_at ON audit (at, id);

@@ -172,13 +172,14 @@ _SETTLED_BEFORE: Final = """
     JOIN event e ON e.seq = d.event_seq
 """
 
-#: Note verdicts that came too late; they change nothing.
+#: Note verdicts that came too late; they change nothing. Of an erased event without what the receiver answered.
 _LATE: Final = """
     INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
                               error_code, reason, excerpt, length, sha256, worker)
-    SELECT v.id, v.attempt, v.token, v.started_at, v.duration_s, v.url, v.status_code, 'late',
-           v.error_code, concat_ws(': ', 'came after the claim was gone, as ' || v.outcome, v.reason),
-           v.excerpt, v.length, v.sha256, v.worker
+    SELECT v.id, v.attempt, v.token, v.started_at, v.duration_s, CASE WHEN e.erased_at IS NULL THEN v.url END,
+           v.status_code, 'late', v.error_code, concat_ws(': ', 'came after the claim was gone, as ' || v.outcome, v.reason),
+           CASE WHEN e.erased_at IS NULL THEN v.excerpt END, v.length,
+           CASE WHEN e.erased_at IS NULL THEN v.sha256 END, v.worker
     FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(attempt)s::integer[], %(started_at)s::timestamptz[],
                 %(duration_s)s::float8[], %(url)s::text[], %(status_code)s::integer[], %(outcome)s::text[],
                 %(error_code)s::text[], %(reason)s::text[], %(excerpt)s::bytea[], %(length)s::integer[],
@@ -186,6 +187,7 @@ _LATE: Final = """
          AS v (id, token, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, excerpt,
                length, sha256, worker)
     JOIN delivery d ON d.id = v.id
+    JOIN event e ON e.seq = d.event_seq
     ON CONFLICT DO NOTHING
 """
 

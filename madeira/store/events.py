@@ -55,7 +55,7 @@ _KNOWN: Final = """
 _FIND: Final = """
     SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
            trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
-           deliveries AS delivery_count, unfinished, dead, cancelled
+           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at
     FROM event
     WHERE event_id = %(event_id)s AND source = %(source)s
 """
@@ -64,7 +64,7 @@ _FIND: Final = """
 _FIND_TRACE: Final = """
     SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
            trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
-           deliveries AS delivery_count, unfinished, dead, cancelled
+           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at
     FROM event
     WHERE seq IN (SELECT seq FROM event WHERE trace_id = %(id)s UNION SELECT seq FROM event WHERE event_id = %(id)s)
     ORDER BY seq

@@ -1,0 +1,77 @@
+"""Erasing what an event holds of its subject, on request, without losing that it was there and what became of it.
+
+Gone are the payload, the parameters, bodies that templates made, what receivers answered, and of all addresses what comes
+behind the host, since it may hold what payload or parameters held. What stays: ids, type, times, states, counts,
+the errors in words, and the digest of the body, by which the same post is still told a duplicate.
+
+This is the one exception to the rule that nothing is ever changed in ``delivery_log``.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+
+from madeira.errors import IllegalTransition
+from madeira.states import EventStatus
+from madeira.store import audit
+
+#: Take hold of an event.
+_LOCK_EVENT: Final = """
+    SELECT seq, status, erased_at FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
+"""
+
+#: Erase an event.
+_ERASE_EVENT: Final = """
+    UPDATE event
+    SET payload = 'null', parameters = NULL, target_uri = substring(target_uri FROM '^[a-zA-Z]+://[^/?#]*'),
+        erased_at = clock_timestamp(), updated_at = clock_timestamp()
+    WHERE seq = %(seq)s
+    RETURNING erased_at
+"""
+
+#: Erase what its deliveries carried.
+_ERASE_DELIVERIES: Final = "UPDATE delivery SET body = NULL, updated_at = clock_timestamp() WHERE event_seq = %(seq)s"
+
+#: Erase what receivers answered, and where exactly they were called.
+_ERASE_LOG: Final = """
+    UPDATE delivery_log
+    SET excerpt = NULL, sha256 = NULL, url = substring(url FROM '^[a-zA-Z]+://[^/?#]*')
+    WHERE delivery_id IN (SELECT id FROM delivery WHERE event_seq = %(seq)s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure did."""
+
+    erased_at: datetime
+    status: EventStatus
+    deliveries: int
+    attempts: int
+
+
+def erase(conn: psycopg.Connection[Any], source: str, event_id: str, who: str, why: str) -> Erased | None:
+    """Erase the payload of a finished event and all that was made of it; None when there is no such event.
+
+    Writes the audit row too.
+
+    Raises:
+        IllegalTransition: the event is not finished (code ``unfinished``), or was erased before (``erased``).
+    """
+    with conn.transaction():
+        row = conn.execute(_LOCK_EVENT, {"source": source, "event_id": event_id}).fetchone()
+        if row is None:
+            return None
+        seq, status, erased_at = row
+        if erased_at is not None:
+            raise IllegalTransition(f"event {event_id} was erased already, at {erased_at.isoformat()}", code="erased")
+        if status in (EventStatus.PENDING, EventStatus.DELIVERING):
+            raise IllegalTransition(f"event {event_id} is {status}: cancel it first, or wait for its end", code="unfinished")
+        ((moment,),) = conn.execute(_ERASE_EVENT, {"seq": seq})
+        deliveries = conn.execute(_ERASE_DELIVERIES, {"seq": seq}).rowcount
+        attempts = conn.execute(_ERASE_LOG, {"seq": seq}).rowcount
+        detail = {"deliveries": deliveries, "attempts": attempts, "status": status}
+        audit.record(conn, who, "erase", f"event {source}/{event_id}", why, detail)
+        return Erased(moment, EventStatus(status), deliveries, attempts)

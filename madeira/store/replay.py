@@ -1,0 +1,232 @@
+"""What a person does with an event that has ended: send dead deliveries again, or have the event routed again.
+
+Both are one transaction that locks the event first and then its deliveries, as settle does, and that counts the deliveries
+anew before it ends. So of two who do the same at once the second finds nothing left to do and is told so. The broker is
+for the caller to tell after the commit; should he not get to it, reconcile does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from madeira.errors import IllegalTransition
+from madeira.records import DeliveryRef
+from madeira.states import DeliveryStatus, EventStatus, FailureClass
+from madeira.store import audit
+from madeira.store.columns import numbers
+
+#: Take hold of an event.
+_LOCK_EVENT: Final = """
+    SELECT seq, status, reason, erased_at IS NOT NULL FROM event
+    WHERE event_id = %(event_id)s AND source = %(source)s
+    FOR NO KEY UPDATE
+"""
+
+#: Take hold of the deliveries of an event. A statement of its own: it must see what was done until the lock was got.
+_LOCK_DELIVERIES: Final = """
+    SELECT id, endpoint, lane, status, attempt, failure_class FROM delivery
+    WHERE event_seq = %(seq)s
+    ORDER BY id
+    FOR NO KEY UPDATE
+"""
+
+#: Let deliveries begin again with a fresh budget. Their attempts are numbered on.
+_REPLAY: Final = """
+    UPDATE delivery
+    SET status = 'pending', line = 'replay', failures = 0, lost = 0, budget_from = NULL,
+        next_attempt_at = clock_timestamp(), cancel_requested_at = NULL, finished_at = NULL, died_at = NULL,
+        notified_at = NULL, failure_class = NULL, updated_at = clock_timestamp()
+    WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('dead', 'succeeded')
+"""
+
+#: What an event is by its deliveries, counted anew; the event is locked, so nobody moves them meanwhile.
+_RECOUNT: Final = """
+    UPDATE event e
+    SET deliveries = s.total, unfinished = s.unfinished, dead = s.dead, cancelled = s.cancelled,
+        status = event_status_of(s.unfinished, s.dead, s.cancelled), reason = NULL, updated_at = clock_timestamp()
+    FROM (SELECT count(*)::integer AS total,
+                 count(*) FILTER (WHERE status IN ('pending', 'delivering'))::integer AS unfinished,
+                 count(*) FILTER (WHERE status = 'dead')::integer AS dead,
+                 count(*) FILTER (WHERE status = 'cancelled')::integer AS cancelled
+          FROM delivery WHERE event_seq = %(seq)s) s
+    WHERE e.seq = %(seq)s
+    RETURNING e.status
+"""
+
+#: Take deliveries away that were never attempted and never will be.
+_UNBEAR: Final = "DELETE FROM delivery WHERE id = ANY(%(ids)s::bigint[]) AND status = 'dead' AND attempt = 0"
+
+#: Let an event be routed again; `gone` of its deliveries were taken away, all of them dead.
+_REROUTE: Final = """
+    UPDATE event
+    SET status = 'pending', reason = NULL, routed_at = NULL, route_at = clock_timestamp(), route_failures = 0,
+        deliveries = deliveries - %(gone)s, dead = dead - %(gone)s, updated_at = clock_timestamp()
+    WHERE seq = %(seq)s AND status = 'dead'
+"""
+
+
+class _Event(NamedTuple):
+    seq: int
+    status: EventStatus
+    reason: str | None
+    erased: bool
+
+
+class _Delivery(NamedTuple):
+    id: int
+    endpoint: str
+    lane: str
+    status: DeliveryStatus
+    attempt: int
+    failure_class: str | None
+
+    @property
+    def born_dead(self) -> bool:
+        """Whether routing made it dead, so that there is nothing that could be sent."""
+        kinds = (FailureClass.TEMPLATE, FailureClass.POLICY)
+        return self.status is DeliveryStatus.DEAD and self.attempt == 0 and self.failure_class in kinds
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a replay did."""
+
+    seq: int
+    #: The event's state now.
+    status: EventStatus
+    #: Deliveries that are due now; the broker must know them once it is committed.
+    refs: list[DeliveryRef]
+    #: Their endpoints.
+    endpoints: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RerouteResult:
+    """What a reroute did; the event is pending, and due for its routing at once."""
+
+    seq: int
+    #: Endpoints whose deliveries, born dead, were taken away.
+    endpoints: list[str]
+
+
+def replay(
+    conn: psycopg.Connection[Any],
+    source: str,
+    event_id: str,
+    who: str,
+    why: str,
+    *,
+    endpoint: str | None = None,
+    force: bool = False,
+) -> ReplayResult | None:
+    """Send the dead deliveries of an event again, or only the one to `endpoint`; with `force` those that succeeded too.
+
+    None when there is no such event or delivery. Writes the audit row too.
+
+    Raises:
+        IllegalTransition: there is nothing to replay; its `code` is ``erased``, ``unfinished``, ``cancelled``,
+            ``not-routed`` (route it again), or ``nothing-to-replay``.
+    """
+    with conn.transaction():
+        event = _locked(conn, source, event_id)
+        if event is None:
+            return None
+        if event.erased:
+            raise IllegalTransition(f"the payload of event {event_id} was erased: there is nothing to send", code="erased")
+        deliveries = _deliveries(conn, event.seq)
+        if endpoint is not None:
+            deliveries = [d for d in deliveries if d.endpoint == endpoint]
+            if not deliveries and event.status is not EventStatus.PENDING:
+                return None
+        wanted = [d for d in deliveries if _may_be_replayed(d, force)]
+        if not wanted or event.status is EventStatus.PENDING:
+            raise _not_replayable(event, event_id, deliveries)
+        conn.execute(_REPLAY, {"ids": numbers(d.id for d in wanted)})
+        ((status,),) = conn.execute(_RECOUNT, {"seq": event.seq})
+        endpoints = [d.endpoint for d in wanted]
+        detail = {"replayed": len(wanted), "endpoints": endpoints, "force": force, "status": status}
+        audit.record(conn, who, "replay", f"event {source}/{event_id}", why, detail)
+        return ReplayResult(event.seq, EventStatus(status), [DeliveryRef(d.id, event.seq, d.lane) for d in wanted], endpoints)
+
+
+def _locked(conn: psycopg.Connection[Any], source: str, event_id: str) -> _Event | None:
+    row = conn.execute(_LOCK_EVENT, {"source": source, "event_id": event_id}).fetchone()
+    return None if row is None else _Event(row[0], EventStatus(row[1]), row[2], row[3])
+
+
+def _deliveries(conn: psycopg.Connection[Any], seq: int) -> list[_Delivery]:
+    rows = conn.execute(_LOCK_DELIVERIES, {"seq": seq})
+    return [_Delivery(i, endpoint, lane, DeliveryStatus(status), *rest) for i, endpoint, lane, status, *rest in rows]
+
+
+def _may_be_replayed(delivery: _Delivery, force: bool) -> bool:
+    if delivery.status is DeliveryStatus.SUCCEEDED:
+        return force
+    return delivery.status is DeliveryStatus.DEAD and not delivery.born_dead
+
+
+def _not_replayable(event: _Event, event_id: str, deliveries: Sequence[_Delivery]) -> IllegalTransition:
+    """Why nothing of an event can be replayed, and what can be done instead."""
+    states = {d.status for d in deliveries}
+    if event.status is EventStatus.PENDING:
+        return IllegalTransition(
+            f"event {event_id} is not routed yet: nothing was sent that could be sent again", code="unfinished"
+        )
+    if any(d.born_dead for d in deliveries):
+        return IllegalTransition(
+            f"what is dead of event {event_id} never had a body or an address that could be used: mend the endpoint and reroute",
+            code="not-routed",
+        )
+    if states == {DeliveryStatus.CANCELLED} or (not states and event.status is EventStatus.CANCELLED):
+        return IllegalTransition(f"event {event_id} was cancelled: post it again under another id", code="cancelled")
+    if not states:
+        return IllegalTransition(
+            f"event {event_id} has no delivery ({event.reason}): mend the rules and reroute", code="not-routed"
+        )
+    if states & {DeliveryStatus.PENDING, DeliveryStatus.DELIVERING}:
+        return IllegalTransition(f"event {event_id} is on its way still: cancel it first, or wait for its end", code="unfinished")
+    return IllegalTransition(
+        f"event {event_id} has no dead delivery: ask with force to send again what succeeded", code="nothing-to-replay"
+    )
+
+
+def reroute(conn: psycopg.Connection[Any], source: str, event_id: str, who: str, why: str) -> RerouteResult | None:
+    """Have a dead event routed again that found no route, could not be routed, or has deliveries that were born dead; the
+    latter are taken away, all others stay as they are. None when there is no such event. Writes the audit row too.
+
+    Raises:
+        IllegalTransition: there is nothing to route again; its `code` is ``erased``, ``unfinished``, ``cancelled``, or
+            ``nothing-to-reroute``.
+    """
+    with conn.transaction():
+        event = _locked(conn, source, event_id)
+        if event is None:
+            return None
+        if event.erased:
+            raise IllegalTransition(f"the payload of event {event_id} was erased: there is nothing to route", code="erased")
+        deliveries = _deliveries(conn, event.seq)
+        gone = [d for d in deliveries if d.born_dead]
+        if event.status is not EventStatus.DEAD or not (gone or not deliveries or event.reason == FailureClass.PLATFORM):
+            raise _not_routable(event, event_id)
+        conn.execute(_UNBEAR, {"ids": numbers(d.id for d in gone)})
+        conn.execute(_REROUTE, {"seq": event.seq, "gone": len(gone)})
+        endpoints = [d.endpoint for d in gone]
+        detail = {"removed": endpoints, "was": event.reason}
+        audit.record(conn, who, "reroute", f"event {source}/{event_id}", why, detail)
+        return RerouteResult(event.seq, endpoints)
+
+
+def _not_routable(event: _Event, event_id: str) -> IllegalTransition:
+    match event.status:
+        case EventStatus.PENDING | EventStatus.DELIVERING:
+            return IllegalTransition(f"event {event_id} is {event.status}: wait for its end", code="unfinished")
+        case EventStatus.CANCELLED:
+            return IllegalTransition(f"event {event_id} was cancelled: post it again under another id", code="cancelled")
+        case EventStatus.SUCCEEDED:
+            return IllegalTransition(f"event {event_id} was delivered to all whom its routes name", code="nothing-to-reroute")
+        case _:
+            return IllegalTransition(
+                f"all dead deliveries of event {event_id} were attempted: replay them instead", code="nothing-to-reroute"
+            )
