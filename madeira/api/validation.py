@@ -5,15 +5,13 @@ a lone surrogate) or that no client can call stops at the door with 422, not lat
 """
 
 import hashlib
-import os
 import re
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from madeira import target
+from madeira import ids, target
 from madeira.api import problems
 from madeira.api.problems import FieldError
 from madeira.api.strict_json import Document
@@ -91,7 +89,7 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
     traceparent, header_trace = _from_headers(environ)
     return NewEvent(
         source=source,
-        event_id=checked.get("event_id") or uuid7(),
+        event_id=checked.get("event_id") or ids.uuid7(),
         event_type=checked["event_type"],
         payload=texts["payload"],
         body_sha256=hashlib.sha256(raw).digest(),
@@ -102,15 +100,6 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
         traceparent=traceparent,
         deliver_at=checked.get("deliver_at"),
     )
-
-
-def uuid7() -> str:
-    """A UUID of version 7: 48 bits of Unix milliseconds, then 74 random ones."""
-    milliseconds = time.time_ns() // 1_000_000
-    bits = milliseconds << 80 | int.from_bytes(os.urandom(10))
-    bits = bits & ~(0xF << 76) | 0x7 << 76
-    bits = bits & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=bits))
 
 
 def _event_id(value: Any) -> str:
