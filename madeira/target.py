@@ -3,7 +3,8 @@
 The checks are stricter than what URL libraries let pass, since a URL may come from a stranger (``target_uri``): whatever
 cannot be called is refused here, with a reason, so that nothing below raises an error outside the closed list. A host that
 is a number in disguise (``127.1``, ``0x7f.1``, ``①②⑦.0.0.1``) is refused too: the system's resolver would take it for an
-address that nobody wrote.
+address that nobody wrote. So is what two programs read differently: more than one ``@``, text around an address in
+brackets, letters and dots that only look like those of ASCII.
 """
 
 import base64
@@ -25,6 +26,8 @@ MAX_URL: Final = 8192
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_OTHER_DOTS: Final = "\u3002\uff0e\uff61"
+_PLACE: Final = re.compile(r"(\[[^\[\]@]+\]|[^\[\]@:]*)(:[0-9]+)?")
 
 
 class BadUrl(MadeiraError):
@@ -73,7 +76,11 @@ def parse(url: str) -> Target:
         raise BadUrl(f"the URL must begin with http:// or https://, not {parts.scheme or 'nothing'}:")
     if port == 0 or parts.netloc.endswith(":"):
         raise BadUrl("the URL's port must be between 1 and 65535")
-    host = _host(parts.hostname or "")
+    userinfo, _, rest = parts.netloc.rpartition("@")
+    place = _PLACE.fullmatch(rest)
+    if place is None or "@" in userinfo:
+        raise BadUrl("what stands before the URL's path is not [user[:password]@]host[:port]")
+    host = _ipv6(place[1][1:-1]) if place[1].startswith("[") else _host(place[1])
     shown = f"[{host}]" if ":" in host else host
     authority = shown if port in (None, _DEFAULT_PORTS[parts.scheme]) else f"{shown}:{port}"
     bare = f"{parts.scheme}://{authority}{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
@@ -94,6 +101,11 @@ def parse(url: str) -> Target:
     )
 
 
+def is_numeric(host: str) -> bool:
+    """Whether the system may take `host` (ASCII, lower case) for a number: whether its last label is one."""
+    return _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
+
+
 def _check_characters(url: str) -> None:
     if len(url) > MAX_URL:
         raise BadUrl(f"the URL is longer than {MAX_URL} characters")
@@ -104,12 +116,10 @@ def _check_characters(url: str) -> None:
 def _host(host: str) -> str:
     if not host:
         raise BadUrl("the URL names no host")
-    if ":" in host:
-        return _ipv6(host)
     ascii_host = _to_ascii(host)
-    labels = ascii_host.removesuffix(".").split(".")
-    if _NUMBER.fullmatch(labels[-1]):
+    if is_numeric(ascii_host):
         return _ipv4(ascii_host)
+    labels = ascii_host.removesuffix(".").split(".")
     if len(ascii_host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise BadUrl("the URL's host is no possible name")
     for label in labels:
@@ -139,9 +149,13 @@ def _to_ascii(host: str) -> str:
     if host.isascii():
         return host.lower()
     try:
-        return idna.encode(host.lower()).decode("ascii")
+        encoded = idna.encode(host.lower()).decode("ascii")
     except (idna.IDNAError, UnicodeError):
         raise BadUrl("the URL's host is no possible international name") from None
+    # A full stop of another script, or a letter that becomes one of ASCII in lower case: nothing international is in it.
+    if "xn--" not in encoded or any(dot in host for dot in _OTHER_DOTS):
+        raise BadUrl("the URL's host is written with letters or dots that only look like those of ASCII")
+    return encoded
 
 
 def _check_punycode(label: str) -> None:
