@@ -12,7 +12,7 @@ from typing import Any, Final
 import falcon
 
 from madeira import log
-from madeira.api import health, problems
+from madeira.api import health, openapi, problems
 from madeira.api.admin.audit import Audit
 from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.auth import Authenticator
@@ -83,6 +83,7 @@ def create(
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
     api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
     api.add_route("/v1/audit", Audit(auth=auth, database=database))
+    api.add_route("/openapi.json", openapi.Description())
     api.add_route("/healthz", health.Alive())
     api.add_route("/readyz", health.Ready(database=database, queues=queues))
     api.add_route("/metrics", health.Numbers(database=database, queues=queues))

@@ -26,24 +26,38 @@ TYPE_PREFIX: Final = "urn:madeira:problem:"
 
 _log = log.get(__name__)
 
-_NAMES: Final = {
-    400: "bad-request",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not-found",
-    405: "method-not-allowed",
-    408: "request-timeout",
-    409: "conflict",
-    413: "too-large",
-    414: "uri-too-long",
-    415: "unsupported-media-type",
-    417: "expectation-failed",
-    422: "invalid",
-    431: "headers-too-large",
-    500: "internal",
-    501: "not-implemented",
-    503: "unavailable",
+#: Every type of problem, by the stable part of its name: its status, and when it comes. The first of a status is the one that
+#: is meant when only the status is given. The guide has this table too.
+TYPES: Final[dict[str, tuple[int, str]]] = {
+    "bad-request": (400, "The request cannot be read as HTTP, or its body was cut off."),
+    "not-strict-json": (400, "The body is not JSON that every parser reads alike."),
+    "unauthorized": (401, "No valid signature of a source, or no token that holds."),
+    "forbidden": (403, "The token's role does not suffice; `needed` names the role that does."),
+    "not-found": (404, "There is nothing under this address."),
+    "unknown-event": (404, "There is no such event of this source."),
+    "unknown-object": (404, "There is no such source, endpoint or route."),
+    "unknown-token": (404, "There is no such token, or it is revoked."),
+    "method-not-allowed": (405, "The method is not possible here; `Allow` names those that are."),
+    "request-timeout": (408, "The request did not come in time."),
+    "conflict": (409, "An event with this id was accepted with other content."),
+    "already-finished": (409, "The event has ended; there is nothing to do any more."),
+    "already-there": (409, "The name is taken."),
+    "in-use": (409, "Something else refers to it, or has work left for it; `detail` says what, and the remedy."),
+    "unusable": (409, "The object cannot be used as it is configured; `detail` says why."),
+    "stale": (412, "The object was changed since it was read; read it again."),
+    "too-large": (413, "The body is larger than allowed."),
+    "uri-too-long": (414, "The request line is too long."),
+    "unsupported-media-type": (415, "The body is of another media type, charset or encoding than those taken here."),
+    "expectation-failed": (417, "Only `Expect: 100-continue` is known."),
+    "invalid": (422, "Fields or parameters are missing or wrong; `errors` names each."),
+    "too-many-requests": (429, "The source is over its limit; `Retry-After` says when to go on."),
+    "headers-too-large": (431, "The headers are too many or too long."),
+    "internal": (500, "An error inside Madeira; it is in the log."),
+    "not-implemented": (501, "A transfer encoding other than chunked."),
+    "unavailable": (503, "A store is away; nothing was promised, `Retry-After` says when to send it again."),
 }
+
+_NAMES: Final[dict[int, str]] = {status: name for name, (status, _) in reversed(TYPES.items())}
 
 
 @dataclass(frozen=True, slots=True)

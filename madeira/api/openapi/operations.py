@@ -1,0 +1,158 @@
+"""The table of all that can be asked of the API."""
+
+from typing import Final
+
+from madeira.api.openapi import parts
+from madeira.api.openapi.parts import Operation, in_query, json_body, ref, shared, whole
+
+_EVENTS: Final = (
+    Operation(
+        method="post",
+        path="/v1/events",
+        name="postEvent",
+        tag="events",
+        summary="Post an event.",
+        text=(
+            "With 202 it is committed, and will end succeeded, dead or cancelled. The same id with the same content is a "
+            "duplicate (200), with other content a conflict (409)."
+        ),
+        access=parts.SOURCE,
+        body=json_body(ref("NewEvent")),
+        answers={202: ("Accepted.", ref("Receipt")), 200: ("Known already.", ref("Receipt"))},
+        problems=(409, 415, 422),
+    ),
+    Operation(
+        method="get",
+        path="/v1/events/{event_id}",
+        name="showEvent",
+        tag="events",
+        summary="Show an event with its deliveries, their attempts, and where waits what is unfinished.",
+        access=parts.VIEWER_OR_SOURCE,
+        parameters=(shared("event_id"), shared("source")),
+        answers={200: ("The event.", ref("Event"))},
+        problems=(404, 422),
+    ),
+    Operation(
+        method="post",
+        path="/v1/events/{event_id}/cancel",
+        name="cancelEvent",
+        tag="events",
+        summary="End what has not ended.",
+        access=parts.OPERATOR_OR_SOURCE,
+        parameters=(shared("event_id"), shared("source")),
+        body=json_body(ref("Reason"), required=False),
+        answers={200: ("Cancelled, as far as it had not ended.", ref("Cancelled"))},
+        problems=(404, 409, 422),
+        audited=True,
+    ),
+)
+
+_TOKENS: Final = (
+    Operation(
+        method="get",
+        path="/v1/tokens",
+        name="listTokens",
+        tag="tokens",
+        summary="List the tokens that are not revoked.",
+        access=parts.ADMIN,
+        answers={200: ("The tokens, without what would let one in.", ref("Tokens"))},
+        problems=(422,),
+    ),
+    Operation(
+        method="post",
+        path="/v1/tokens",
+        name="createToken",
+        tag="tokens",
+        summary="Make a token; its text is told only in this answer.",
+        access=parts.ADMIN,
+        body=json_body(ref("NewToken")),
+        answers={201: ("Made.", ref("TokenMade"))},
+        problems=(409, 415, 422),
+        audited=True,
+    ),
+    Operation(
+        method="delete",
+        path="/v1/tokens/{name}",
+        name="revokeToken",
+        tag="tokens",
+        summary="Revoke a token; it holds for at most two seconds more.",
+        access=parts.ADMIN,
+        parameters=(shared("name"), shared("reason")),
+        answers={200: ("Revoked.", ref("Token"))},
+        problems=(404, 422),
+        audited=True,
+    ),
+)
+
+_RECORDS: Final = (
+    Operation(
+        method="get",
+        path="/v1/audit",
+        name="readAudit",
+        tag="audit",
+        summary="Read who did what, when and why; the latest first.",
+        access=parts.VIEWER,
+        parameters=(
+            in_query("who", parts.text(minLength=1, maxLength=512, pattern=parts.PRINTABLE), "By whom, exactly."),
+            in_query("action", parts.text(minLength=1, maxLength=512, pattern=parts.PRINTABLE), "What was done."),
+            in_query("what", parts.text(minLength=1, maxLength=512, pattern=parts.PRINTABLE), "To what, exactly."),
+            shared("since"),
+            shared("until"),
+            shared("cursor"),
+            in_query("limit", whole(minimum=1, maximum=200, default=50), "Entries of a page."),
+        ),
+        answers={200: ("A page.", ref("Audit"))},
+        problems=(422,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/reconcile",
+        name="readReconcile",
+        tag="audit",
+        summary="Show the last comparisons of Postgres with the broker.",
+        access=parts.VIEWER,
+        answers={200: ("The last runs, the latest first.", ref("Runs"))},
+    ),
+)
+
+_MACHINES: Final = (
+    Operation(
+        method="get",
+        path="/healthz",
+        name="isAlive",
+        tag="machines",
+        summary="Whether the process is alive.",
+        access=parts.OPEN,
+        answers={200: ("It is.", ref("Health"))},
+    ),
+    Operation(
+        method="get",
+        path="/readyz",
+        name="isReady",
+        tag="machines",
+        summary="Whether events can be accepted; without Redis they can (`degraded`).",
+        access=parts.OPEN,
+        answers={200: ("They can.", ref("Readiness")), 503: ("They cannot.", ref("Readiness"))},
+    ),
+    Operation(
+        method="get",
+        path="/metrics",
+        name="readMetrics",
+        tag="machines",
+        summary="Numbers for Prometheus.",
+        access=parts.OPEN,
+        answers={200: ("The numbers.", {"type": "string"})},
+        media_type="text/plain",
+    ),
+    Operation(
+        method="get",
+        path="/openapi.json",
+        name="describe",
+        tag="machines",
+        summary="This description.",
+        access=parts.OPEN,
+        answers={200: ("It.", {"type": "object"})},
+    ),
+)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (*_EVENTS, *_TOKENS, *_RECORDS, *_MACHINES)

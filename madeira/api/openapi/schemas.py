@@ -1,0 +1,224 @@
+"""How the bodies of requests and answers look, by name."""
+
+from typing import Final
+
+from madeira.api import problems, validation
+from madeira.api.admin.bodies import MAX_REASON
+from madeira.api.admin.tokens import MAX_EXPIRES
+from madeira.api.openapi.parts import (
+    EVENT_ID,
+    NAME,
+    REASON,
+    Schema,
+    array,
+    flag,
+    moment,
+    nullable,
+    number,
+    obj,
+    ref,
+    text,
+    whole,
+    words,
+)
+from madeira.states import DeliveryStatus, EventStatus, FailureClass, Outcome, Role
+
+_EVENT_STATUS: Final = words(*EventStatus)
+
+_EVENT_TYPE: Final = text(
+    "A dotted name, such as `payment.captured`.",
+    pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
+    maxLength=validation.MAX_EVENT_TYPE,
+)
+
+_TRACE_ID: Final = text(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+
+_WAITS: Final = obj(
+    {
+        "seconds": number("Until it is due, until its lane's next chance, or until the call's lease ends."),
+        "ahead": whole("How many go before it."),
+        "for": words("rate", "cap", about="The limit that it waits for."),
+    },
+    where=words("held", "waiting", "delayed", "nowhere", "unknown"),
+)
+
+_NEW_EVENT: Final = obj(
+    {
+        "event_id": text(
+            "Made by Madeira (UUIDv7) when absent; such a post cannot be repeated safely.",
+            pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,128}$",
+        ),
+        "target_uri": text("A callback address.", maxLength=validation.MAX_TARGET_URI, format="uri"),
+        "parameters": {"type": "object", "description": "Values for URL templates, filters and bodies."},
+        "routing_key": text(minLength=1, maxLength=validation.MAX_ROUTING_KEY),
+        "deliver_at": moment("Not routed before; at most 30 days ahead."),
+        "trace_id": _TRACE_ID,
+        "source": text("Only if equal to the header `X-Madeira-Source`."),
+    },
+    event_type=_EVENT_TYPE,
+    payload={"description": "Any JSON value; its very text is stored and passed on."},
+)
+
+_ATTEMPT: Final = obj(
+    delivery_id=whole(),
+    attempt=whole("Numbers the claims."),
+    started_at=moment(),
+    duration_s=nullable(number()),
+    url=nullable(text()),
+    status_code=nullable(whole()),
+    outcome=words(*Outcome),
+    error_code=nullable(text()),
+    reason=nullable(text()),
+    settled_as=nullable(words(*DeliveryStatus)),
+    excerpt=nullable(text("The first 4 KiB of the answer.")),
+    length=nullable(whole("Bytes of the answer.")),
+    sha256=nullable(text()),
+    worker=nullable(text()),
+    recorded_at=moment(),
+)
+
+_DELIVERY: Final = obj(
+    {"waits": ref("Waits")},
+    event_seq=whole(),
+    id=whole(),
+    endpoint=text(),
+    lane=text(),
+    routes=array(text()),
+    line=words("fresh", "retry", "replay"),
+    status=words(*DeliveryStatus),
+    attempt=whole(),
+    failures=whole("What counts against `max_attempts`."),
+    lost=whole("Claims in a row without a verdict."),
+    retries=whole(),
+    claimed_at=nullable(moment()),
+    lease_until=nullable(moment()),
+    budget_from=nullable(moment()),
+    next_attempt_at=moment(),
+    cancel_requested_at=nullable(moment()),
+    finished_at=nullable(moment()),
+    died_at=nullable(moment()),
+    notified_at=nullable(moment()),
+    failure_class=nullable(words(*FailureClass)),
+    last_error=nullable(text()),
+    created_at=moment(),
+    updated_at=moment(),
+    attempts=array(ref("Attempt")),
+)
+
+_EVENT: Final = obj(
+    {"waits": ref("Waits")},
+    event_id=EVENT_ID,
+    event_type=text(),
+    source=text(),
+    target_uri=nullable(text()),
+    payload={"description": "The JSON value as it was received."},
+    parameters={"type": ["object", "null"]},
+    routing_key=nullable(text()),
+    created_at=moment(),
+    updated_at=moment(),
+    trace_id=text(),
+    retry_count=whole(),
+    status=_EVENT_STATUS,
+    reason=nullable(text("Why it ended, where no delivery explains it.")),
+    seq=whole("Its place in the order of acceptance."),
+    deliver_at=nullable(moment()),
+    routed_at=nullable(moment()),
+    route_failures=whole(),
+    traceparent=nullable(text()),
+    delivery_count=whole(),
+    unfinished=whole(),
+    dead=whole(),
+    cancelled=whole(),
+    deliveries=array(ref("Delivery")),
+)
+
+_TOKEN: Final = {
+    "name": NAME,
+    "handle": text("The public part of the token."),
+    "role": words(*Role),
+    "created_by": text(),
+    "created_at": moment(),
+    "expires_at": nullable(moment()),
+    "last_used_at": nullable(moment("Exact to a minute.")),
+    "revoked_at": nullable(moment()),
+    "expired": flag(),
+}
+
+_PROBLEM: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": [problems.TYPE_PREFIX + name for name in problems.TYPES]},
+        "title": text(),
+        "status": {"type": "integer", "minimum": 400, "maximum": 599},
+        "detail": text("What is wrong and what to do about it, for a person."),
+        "errors": array(obj(field=text(), detail=text())),
+    },
+    "required": ["type", "title", "status", "detail"],
+    "description": "RFC 9457. Members of its own that a type has are told in the guide.",
+}
+
+SCHEMAS: Final[dict[str, Schema]] = {
+    "Problem": _PROBLEM,
+    "Waits": _WAITS,
+    "NewEvent": _NEW_EVENT,
+    "Receipt": obj(
+        event_id=EVENT_ID,
+        source=text(),
+        trace_id=text(),
+        status=_EVENT_STATUS,
+        duplicate=flag("Whether it was accepted before, with the same content."),
+        created_at=moment(),
+    ),
+    "Event": _EVENT,
+    "Delivery": _DELIVERY,
+    "Attempt": _ATTEMPT,
+    "Reason": obj({"reason": REASON}),
+    "Cancelled": obj(
+        event_id=EVENT_ID,
+        source=text(),
+        status=_EVENT_STATUS,
+        cancelled=whole("Deliveries that ended by it."),
+        requested=whole("Deliveries that are being called at this moment: they end with this attempt."),
+    ),
+    "Runs": obj(
+        runs=array(
+            obj(
+                finished_at=moment(),
+                age_s=number(),
+                duration_s=number(),
+                holder=text(),
+                counts={"type": "object", "additionalProperties": {"type": "integer"}},
+                slice_from=whole(),
+            )
+        )
+    ),
+    "NewToken": obj(
+        {
+            "expires_in": nullable(
+                number("Seconds that it holds; until it is revoked when absent.", minimum=1, maximum=MAX_EXPIRES.total_seconds())
+            ),
+            "reason": nullable(text("Why; kept in the audit.", maxLength=MAX_REASON)),
+        },
+        name=NAME,
+        role=words(*Role),
+    ),
+    "Token": obj(**_TOKEN),
+    "TokenMade": obj(token=text("The token. It is not told again.", pattern="^mdr_"), **_TOKEN),
+    "Tokens": obj(tokens=array(ref("Token"))),
+    "Audit": obj(
+        entries=array(
+            obj(
+                id=whole(),
+                at=moment(),
+                who=text(),
+                action=text(),
+                what=text(),
+                why=nullable(text()),
+                detail={"type": "object", "description": "What it was before and after, how many, by which filter."},
+            )
+        ),
+        next_cursor=nullable(text("Where the next page begins; null on the last one.")),
+    ),
+    "Health": obj(status=words("ok")),
+    "Readiness": obj(status=words("ok", "degraded", "unavailable"), postgres=text(), redis=text()),
+}
