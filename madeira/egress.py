@@ -233,10 +233,10 @@ def _entries(texts: Iterable[str], setting: str) -> tuple[dict[_Network, None], 
 
 
 def _network(text: str, setting: str) -> _Network:
+    if "%" in text:
+        raise SettingsError(f"{setting}: {text!r} has a zone, which means something on one machine only; leave it out")
     try:
         network = ip_network(text)
-        if "%" in text:
-            raise ValueError("a zone means something on one machine only")
     except ValueError as e:
         raise SettingsError(
             f"{setting}: {text!r} is neither an address nor a network such as 10.0.0.0/8 or fd00::/8: {e}"
