@@ -17,7 +17,7 @@ from madeira import target
 from madeira.delivery import signing
 from madeira.errors import MadeiraError
 from madeira.headers import is_reserved
-from madeira.records import Attempt, Claimed, Endpoint
+from madeira.records import Attempt, Claimed, ClientCertificate, Endpoint
 from madeira.states import ErrorCode, Outcome
 
 USER_AGENT: Final = f"Madeira/{madeira.__version__}"
@@ -45,6 +45,8 @@ class OutboundRequest:
     #: In the order in which they go on the wire; without Host and Content-Length, which the transport adds.
     headers: list[tuple[str, str]] = field(repr=False)
     body: bytes = field(repr=False)
+    #: What is shown to a receiver that asks for a certificate.
+    client_certificate: ClientCertificate | None = None
 
     @property
     def url(self) -> str:
@@ -68,7 +70,7 @@ def build(claim: Claimed, endpoint: Endpoint, *, now: datetime) -> OutboundReque
         headers = _headers(claim, endpoint, where, body, now)
     except ValueError as e:
         raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e}", where.url, now)) from None
-    return OutboundRequest(endpoint.method, where, headers, body)
+    return OutboundRequest(endpoint.method, where, headers, body, endpoint.client_certificate)
 
 
 def webhook_id(claim: Claimed) -> str:
