@@ -18,6 +18,7 @@ from madeira.broker.queues import DELIVER, KEYED, Queues, connect
 from madeira.broker.rebuild import Stopper, rebuild
 from madeira.broker.tools import POOL, REDIS_CONNECTIONS, Tools, group_commits
 from madeira.delivery.client import Caller
+from madeira.egress import Egress
 from madeira.errors import BrokerUnavailable
 from madeira.lanes import settings_of
 from madeira.routing.follow import RulesFollower
@@ -98,7 +99,10 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
         database=database,
         rules=rules,
         pulse=pulse,
-        caller=Caller(max_connections=4 * settings.threads),
+        caller=Caller(
+            max_connections=4 * settings.threads,
+            egress=Egress(allow=settings.egress_allow, deny=settings.egress_deny),
+        ),
         claims=claims,
         settles=settles,
         stopped=stopped,

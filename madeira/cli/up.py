@@ -116,7 +116,11 @@ class _Up:
 
     def _start_receiver(self) -> None:
         port = free_port(demo.RECEIVER_PORT)
-        self._values = replace(self._values, config=demo.write_config(self._values.data_dir, port))
+        self._values = replace(
+            self._values,
+            config=demo.write_config(self._values.data_dir, port),
+            egress_allow=(*self._values.egress_allow, "127.0.0.1"),
+        )
         command = [sys.executable, "-m", "madeira.cli", "listen", "--sample"]
         command += ["--port", str(port), "--secret", demo.RECEIVER_SECRET]
         self._supervisor.start(self._program("receiver", command, stop_s=5.0))
@@ -151,6 +155,7 @@ class _Up:
             MADEIRA_REDIS_URL=values.redis_url,
             MADEIRA_DATA_DIR=str(values.data_dir),
             MADEIRA_CONFIG=str(values.config) if values.config else None,
+            MADEIRA_EGRESS_ALLOW=",".join(values.egress_allow) or None,
             MADEIRA_LOG_FORMAT=values.log_format,
             MADEIRA_LOG_LEVEL=values.log_level,
             PROMETHEUS_MULTIPROC_DIR=None,

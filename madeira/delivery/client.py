@@ -5,56 +5,55 @@ deadline and bounds are the transport's. No redirects are followed, nothing come
 cookies are kept: receivers are strangers to each other.
 """
 
+import functools
 import ssl
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import certifi
 import httpx
 
+from madeira import certificates
 from madeira.delivery.answer import Answer, CallFailed
+from madeira.delivery.connection import Deadline
 from madeira.delivery.request import OutboundRequest
 from madeira.delivery.resolve import Resolver
-from madeira.delivery.transport import DEADLINE, REPLY, TARGET, Deadline, Pool, Transport
+from madeira.delivery.transport import CERTIFICATE, DEADLINE, REPLY, TARGET, Pool, Transport
+from madeira.egress import Egress
+from madeira.records import ClientCertificate
 from madeira.states import ErrorCode
+
+#: TLS settings that are kept, one for each client certificate in use; each takes a megabyte and 40 ms to make.
+MAX_CONTEXTS: Final = 64
 
 
 class Caller:
     """Calls receivers; shared by all threads of a process. Made after a fork.
 
     `max_connections` is how many calls may be under way at once, and how many connections are kept between calls; at least
-    the number of threads that call: one too many fails at once, as ``platform``. `ca_file` (PEM) is trusted besides the usual
-    roots; certificates are always checked. `client_cert` and `client_key` (PEM) are shown to receivers that ask for a client
-    certificate.
+    the number of threads that call: one too many fails at once, as ``platform``. `egress` says where calls may go; what it
+    refuses is not connected to. `ca_file` (PEM) is trusted besides the usual roots; certificates are always checked.
 
     Raises:
-        OSError: one of the files cannot be read.
-        ssl.SSLError: one of them does not hold what it should.
+        OSError: the file cannot be read.
+        ssl.SSLError: it does not hold what it should.
     """
 
     def __init__(
-        self,
-        *,
-        max_connections: int,
-        ca_file: Path | None = None,
-        client_cert: Path | None = None,
-        client_key: Path | None = None,
-        resolver: Resolver | None = None,
+        self, *, max_connections: int, egress: Egress, ca_file: Path | None = None, resolver: Resolver | None = None
     ) -> None:
         self._ca_file = ca_file
-        self._client_cert = client_cert
-        self._client_key = client_key
         self._context_lock = threading.Lock()
-        self._context: ssl.SSLContext | None = None
-        if ca_file or client_cert:
-            self._tls()
+        self._contexts = functools.lru_cache(maxsize=MAX_CONTEXTS)(self._make_context)
+        if ca_file:
+            self._contexts(None)
         self._pool = Pool(max_connections=max_connections, max_idle=max_connections)
         self._client = _Client(
-            transport=Transport(pool=self._pool, resolver=resolver or Resolver(), context=self._tls),
+            transport=Transport(pool=self._pool, resolver=resolver or Resolver(), egress=egress, context=self._context),
             trust_env=False,
             auth=httpx.Auth(),
         )
@@ -101,18 +100,23 @@ class Caller:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _tls(self) -> ssl.SSLContext:
-        with self._context_lock:
-            if self._context is None:
-                context = ssl.create_default_context()
-                context.load_verify_locations(certifi.where())
-                if self._ca_file:
-                    context.load_verify_locations(self._ca_file)
-                if self._client_cert:
-                    context.load_cert_chain(self._client_cert, self._client_key)
-                context.set_alpn_protocols(["http/1.1"])
-                self._context = context
-            return self._context
+    def _context(self, certificate: ClientCertificate | None) -> ssl.SSLContext:
+        try:
+            # One at a time: threads that begin together would each make the same.
+            with self._context_lock:
+                return self._contexts(certificate)
+        except certificates.CertificateUnusable as e:
+            raise CallFailed(ErrorCode.TEMPLATE, str(e)) from None
+
+    def _make_context(self, certificate: ClientCertificate | None) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.load_verify_locations(certifi.where())
+        if self._ca_file:
+            context.load_verify_locations(self._ca_file)
+        if certificate is not None:
+            certificates.load(context, certificate.chain, certificate.key)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 def _httpx_request(request: OutboundRequest, deadline: Deadline) -> httpx.Request:
@@ -121,7 +125,7 @@ def _httpx_request(request: OutboundRequest, deadline: Deadline) -> httpx.Reques
         request.target.httpx_url,
         headers=[(name.encode(), value.encode()) for name, value in request.headers],
         stream=httpx.ByteStream(request.body),
-        extensions={TARGET: request.target, DEADLINE: deadline, "timeout": {}},
+        extensions={TARGET: request.target, DEADLINE: deadline, CERTIFICATE: request.client_certificate, "timeout": {}},
     )
 
 

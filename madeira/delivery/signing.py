@@ -92,3 +92,22 @@ def standard_signature(secrets: Sequence[str], message_id: str, timestamp: str, 
     signed = f"{message_id}.{timestamp}.".encode() + body
     digests = (hmac.digest(standard_key(secret), signed, "sha256") for secret in secrets)
     return " ".join("v1," + base64.b64encode(digest).decode() for digest in digests)
+
+
+def verify_standard(secrets: Sequence[str], message_id: str, timestamp: str, signature: str, body: bytes) -> bool:
+    """Whether one of `secrets` made one of the signatures in `signature`, the value of ``webhook-signature``.
+
+    Looks at nothing else: whether `timestamp` is recent is for the caller to judge. Signatures of other versions than ``v1``
+    are passed over. The comparison takes the same time whichever secret fits and wherever the first difference is.
+
+    Raises:
+        ValueError: a secret begins with ``whsec_`` and does not go on in base64.
+    """
+    offered = [part.encode("utf-8", "replace") for part in signature.split(" ", _MAX_SIGNATURES)]
+    if len(offered) > _MAX_SIGNATURES:
+        return False
+    fits = False
+    for expected in standard_signature(secrets, message_id, timestamp, body).split(" "):
+        for candidate in offered:
+            fits |= hmac.compare_digest(expected.encode(), candidate)
+    return fits

@@ -27,6 +27,9 @@ from tests.system.harness import toml, wait_until
 #: Timings of a process that beats often, and that nobody takes for dead.
 QUICK: Mapping[str, Any] = {"beat_s": 0.2, "silence_s": 60.0, "lease_margin_s": 20.0, "reconcile_s": 3600.0, "metrics_port": 0}
 
+#: The receivers of the tests are on this machine.
+LOOPBACK = ("127.0.0.0/8", "::1")
+
 
 class InProcess:
     """One worker process, in this process; `without` leaves out middleware of the given class."""
@@ -43,7 +46,7 @@ class InProcess:
     ) -> None:
         config = folder / "madeira.toml"
         config.write_text(toml(endpoints))
-        values = {"namespace": "m", "data_dir": folder / "data", "threads": 8, **QUICK, **settings}
+        values = {"namespace": "m", "data_dir": folder / "data", "threads": 8, "egress_allow": LOOPBACK, **QUICK, **settings}
         self.settings = Settings(database_url=database_url, redis_url=redis_url, config=config, **values)
         self.broker: MadeiraBroker = build(self.settings)
         if without is not None:

@@ -89,6 +89,7 @@ class Api:
             "MADEIRA_DATA_DIR": str(folder / "data"),
             "MADEIRA_PORT": str(self.port),
             "MADEIRA_PROCESSES": "2",
+            "MADEIRA_EGRESS_ALLOW": "127.0.0.0/8,::1",
             "MADEIRA_THREADS": "16",
             "MADEIRA_ADMIN_TOKEN": ADMIN_TOKEN,
             **env,

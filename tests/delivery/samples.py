@@ -7,7 +7,11 @@ from typing import Any
 
 from madeira import target
 from madeira.delivery.request import OutboundRequest
+from madeira.egress import Egress
 from madeira.records import Claimed, Endpoint
+
+#: A policy that lets the receivers of the tests be called.
+LOOPBACK = Egress(allow=("127.0.0.0/8", "::1"))
 
 #: A secret in the form that the Standard Webhooks libraries make.
 WHSEC = "whsec_" + base64.b64encode(b"sixteen bytes or more of key").decode()

@@ -16,7 +16,7 @@ from madeira.delivery.client import Caller
 from madeira.delivery.request import OutboundRequest, build
 from madeira.delivery.verdict import judge
 from madeira.states import Outcome
-from tests.delivery.samples import CLAIM, ENDPOINT, WHSEC, claim, endpoint
+from tests.delivery.samples import CLAIM, ENDPOINT, LOOPBACK, WHSEC, claim, endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "receiving.md").read_text()
 
@@ -87,7 +87,7 @@ def test_the_complete_receiver_takes_what_madeira_sends(docs, running):
     """A real call succeeds, its repetition changes nothing, a forged one is refused for good."""
     docs["taken_in"].clear()
     assert docs["SECRET"] == WHSEC
-    with Caller(max_connections=1) as caller:
+    with Caller(max_connections=1, egress=LOOPBACK) as caller:
 
         def outcome(of_claim, of_endpoint) -> Outcome:
             request = build(of_claim, of_endpoint, now=datetime.now(UTC))
