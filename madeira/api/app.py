@@ -13,12 +13,17 @@ import falcon
 
 from madeira import log
 from madeira.api import health, openapi, problems
+from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
 from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.auth import Authenticator
+from madeira.api.batch import Batch
 from madeira.api.enqueue import Enqueue
-from madeira.api.events import Cancel, Event, Events
+from madeira.api.events import Events
+from madeira.api.intake import Intake, Outcomes
 from madeira.api.known_tokens import KnownTokens
+from madeira.api.limits import Limits
+from madeira.api.listing import Event, Listing
 from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.memory import warn_of_eviction
@@ -62,6 +67,7 @@ def create(
     *,
     sources: Callable[[], Mapping[str, Source]],
     patience: Patience,
+    enqueue: Enqueue,
     database: Database,
     queues: Queues,
     tokens: KnownTokens,
@@ -70,15 +76,29 @@ def create(
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
-    `sources` gives the sources as they are at that moment, `patience` waits for the commits of new events, `tokens` knows
-    the tokens that hold, `max_body` is in bytes, and `admin_token` is one more, of an administrator, unless it is empty.
+    `sources` gives the sources as they are at that moment, `patience` waits for the commits of new events, `enqueue` queues
+    those of batches, `tokens` knows the tokens that hold, `max_body` is in bytes, and `admin_token` is one more, of an
+    administrator, unless it is empty.
     """
     auth = Authenticator(sources=sources, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
     problems.install(api)
-    api.add_route("/v1/events", Events(auth=auth, patience=patience, max_body=max_body))
-    api.add_route("/v1/events/{event_id}", Event(auth=auth, database=database, queues=queues))
-    api.add_route("/v1/events/{event_id}/cancel", Cancel(auth=auth, database=database, queues=queues))
+    intake: dict[str, Any] = {
+        "auth": auth,
+        "limits": Limits(sources=sources, queues=queues),
+        "checks": Intake(),
+        "outcomes": Outcomes(auth=auth),
+    }
+    listing = Listing(auth=auth, database=database)
+    acting: dict[str, Any] = {"auth": auth, "database": database, "queues": queues}
+    api.add_route("/v1/events", Events(**intake, patience=patience, max_body=max_body, listing=listing))
+    api.add_route("/v1/events/batch", Batch(**intake, database=database, after=enqueue, max_line=max_body))
+    api.add_route("/v1/events/{event_id}", Event(**acting))
+    api.add_route("/v1/events/{event_id}/cancel", Cancel(**acting))
+    api.add_route("/v1/events/{event_id}/replay", Replay(**acting))
+    api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))
+    api.add_route("/v1/events/{event_id}/erase", Erase(**acting))
+    api.add_route("/v1/endpoints/{name}/cancel", CancelEndpoint(**acting))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
     api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
@@ -165,6 +185,7 @@ class Application:
         return create(
             sources=lambda: rules.current.sources,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
+            enqueue=enqueue,
             database=database,
             queues=queues,
             tokens=tokens,

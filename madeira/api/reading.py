@@ -32,9 +32,18 @@ def json_only(environ: Mapping[str, Any]) -> None:
     Raises:
         Problem: 415, for another media type, another charset, or a compressed body.
     """
+    only(environ, JSON)
+
+
+def only(environ: Mapping[str, Any], media_type: str) -> None:
+    """Let only `media_type` in UTF-8 pass.
+
+    Raises:
+        Problem: 415, for another media type, another charset, or a compressed body.
+    """
     given = environ.get("CONTENT_TYPE", "")
-    if given != JSON and not _is_json(given):
-        raise Problem(415, f"Content-Type must be {JSON} (in UTF-8)", headers={"Accept": JSON})
+    if given != media_type and not _is(given, media_type):
+        raise Problem(415, f"Content-Type must be {media_type} (in UTF-8)", headers={"Accept": media_type})
     if environ.get("HTTP_CONTENT_ENCODING", "identity").strip().lower() not in ("", "identity"):
         raise Problem(415, "Content-Encoding is not supported: send the body as it is", headers={"Accept-Encoding": "identity"})
 
@@ -156,6 +165,6 @@ def _too_large(limit: int) -> Problem:
     return Problem(413, f"the body is larger than {limit} bytes")
 
 
-def _is_json(content_type: str) -> bool:
+def _is(content_type: str, wanted: str) -> bool:
     media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
-    return media_type == JSON and all(p in ("", "charset=utf-8", 'charset="utf-8"') for p in parameters)
+    return media_type == wanted and all(p in ("", "charset=utf-8", 'charset="utf-8"') for p in parameters)

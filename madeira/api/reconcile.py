@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import falcon
 
+from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
-from madeira.api.events import jsonable
 from madeira.states import Role
 from madeira.store import reconcile as store
 from madeira.store.database import Database

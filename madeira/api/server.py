@@ -23,7 +23,7 @@ from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log
-from madeira.api import app, problems, reading
+from madeira.api import app, batch, problems, reading
 
 #: Seconds after which an answer is worth a line of its own.
 SLOW_S: Final = 1.0
@@ -36,6 +36,10 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?=\r\
 
 #: A body that is not simply to be waited for: its sender waits for a word first, or it is in chunks.
 _NOT_PLAIN: Final = re.compile(rb"\r\n(?:expect|transfer-encoding)[ \t]*:", re.IGNORECASE)
+
+#: The one kind of request whose body may be larger than an event's.
+_BATCH: Final = b"POST /v1/events/batch"
+
 #: The state of a connection that neither side has closed (Linux's ``tcpi_state``).
 _ESTABLISHED: Final = 1
 
@@ -205,9 +209,14 @@ def _arrived(conn: Any) -> tuple[int, int]:
         return len(data), WAITING_MAX + 1
     lengths = _LENGTH.findall(data, 0, end + 2)
     # What will be refused by its head is refused at once.
-    if len(lengths) != 1 or int(lengths[0]) > app.settings.max_body or _NOT_PLAIN.search(data, 0, end + 2):
+    if len(lengths) != 1 or int(lengths[0]) > _limit(data) or _NOT_PLAIN.search(data, 0, end + 2):
         return 0, 0
     return min(len(data), WAITING_MAX), min(end + 4 + int(lengths[0]), WAITING_MAX)
+
+
+def _limit(data: bytes) -> int:
+    """Bytes that the body of the request that begins with `data` may have."""
+    return batch.MAX_BYTES if data.startswith(_BATCH) else int(app.settings.max_body)
 
 
 def _held(conn: Any) -> bytes:

@@ -12,7 +12,11 @@ from psycopg.types.json import Jsonb
 _RECORD: Final = """
     INSERT INTO audit (who, action, what, why, detail)
     VALUES (%(who)s, %(action)s, %(what)s, %(why)s, %(detail)s)
+    RETURNING id
 """
+
+#: Say how far an action has come that takes several transactions.
+_AMEND: Final = "UPDATE audit SET detail = %(detail)s WHERE id = %(id)s"
 
 #: What a page may be narrowed by; who and what have indexes in the order of time, as the whole has.
 _CONDITIONS: Final = {
@@ -24,10 +28,16 @@ _CONDITIONS: Final = {
 }
 
 
-def record(conn: psycopg.Connection[Any], who: str, action: str, what: str, why: str | None, detail: Mapping[str, Any]) -> None:
-    """Note that `who` did `action` to `what`; `detail` (JSON) says how many and by which filter."""
+def record(conn: psycopg.Connection[Any], who: str, action: str, what: str, why: str | None, detail: Mapping[str, Any]) -> int:
+    """Note that `who` did `action` to `what`; `detail` (JSON) says how many and by which filter. Gives the entry's id."""
     params = {"who": who, "action": action, "what": what, "why": why, "detail": Jsonb(dict(detail))}
-    conn.execute(_RECORD, params)
+    ((entry,),) = conn.execute(_RECORD, params)
+    return int(entry)
+
+
+def amend(conn: psycopg.Connection[Any], entry: int, detail: Mapping[str, Any]) -> None:
+    """Say anew how much an action has done that takes several transactions; nothing else of an entry is ever changed."""
+    conn.execute(_AMEND, {"id": entry, "detail": Jsonb(dict(detail))})
 
 
 def page(

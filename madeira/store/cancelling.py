@@ -5,7 +5,7 @@ is told as success. Every transaction locks the events first and then their deli
 does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,6 +96,9 @@ _PAGE: Final = """
            CASE WHEN (SELECT count(*) FROM wanted) = %(limit)s THEN (SELECT max(id) FROM wanted)
                 WHEN (SELECT count(*) FROM next) = %(look)s THEN (SELECT max(id) FROM next) END
 """
+
+#: Whether an endpoint is configured, or built in.
+_IS_KNOWN: Final = "SELECT %(endpoint)s = 'callback' OR EXISTS (SELECT FROM endpoint WHERE name = %(endpoint)s)"
 
 #: Take hold of events.
 _LOCK_EVENTS: Final = "SELECT seq FROM event WHERE seq = ANY(%(seqs)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE"
@@ -205,3 +208,50 @@ def cancel_endpoint(
         reason = f"cancelled with all of {endpoint} by {who}"
         cancelled, requested = _end(conn, still, f"{reason}: {why}" if why else reason)
         return EndpointPage(cancelled, requested, goes_on)
+
+
+class Sweep:
+    """Cancels all that is unfinished of an endpoint, page by page, each in a transaction of the caller, with one audit row.
+
+    The row is written with the first deliveries that are cancelled, or at the end, and says from then on how many there were:
+    what was done is on record even if the process dies in between. An endpoint that nobody knows gets none.
+    """
+
+    def __init__(self, endpoint: str, who: str, why: str) -> None:
+        self._endpoint = endpoint
+        self._who = who
+        self._why = why
+        self._after: int | None = 0
+        self._entry: int | None = None
+        self.known = True
+        self.cancelled = 0
+        self.requested = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing left to be looked at."""
+        return self._after is None
+
+    def go_on(self, conn: psycopg.Connection[Any], limit: int) -> list[DeliveryRef]:
+        """Cancel the next `limit`; the broker may forget what ended, once it is committed."""
+        if self._after is None:
+            return []
+        with conn.transaction():
+            page = cancel_endpoint(conn, self._endpoint, self._after, limit, self._who, self._why)
+            cancelled, requested = self.cancelled + len(page.cancelled), self.requested + page.requested
+            detail = {"cancelled": cancelled, "requested": requested, "complete": page.after_id is None}
+            entry = self._record(conn, detail)
+        self._after, self._entry, self.cancelled, self.requested = page.after_id, entry, cancelled, requested
+        return page.cancelled
+
+    def _record(self, conn: psycopg.Connection[Any], detail: Mapping[str, Any]) -> int | None:
+        if self._entry is not None:
+            audit.amend(conn, self._entry, detail)
+            return self._entry
+        if not (detail["cancelled"] or detail["requested"]):
+            if not detail["complete"]:
+                return None
+            ((self.known,),) = conn.execute(_IS_KNOWN, {"endpoint": self._endpoint})
+            if not self.known:
+                return None
+        return audit.record(conn, self._who, "cancel", f"endpoint {self._endpoint}", self._why, detail)

@@ -8,8 +8,8 @@ import falcon
 
 from madeira.api import problems, query
 from madeira.api.admin import bodies
+from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
-from madeira.api.events import jsonable
 from madeira.api.problems import FieldError, Problem
 from madeira.errors import AlreadyThere, NotThere
 from madeira.states import Role

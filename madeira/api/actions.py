@@ -1,0 +1,242 @@
+"""What is done with events that were accepted: cancel, replay, reroute, erase.
+
+All are Postgres' decision, in one transaction with its audit row; what follows in the queues is told after the commit, and
+reconcile, routing or the claim see to it if that fails. A source may cancel its own events, everything else takes a person or
+a program with a token: an operator, for an erasure an administrator.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import falcon
+
+from madeira import log
+from madeira.api import problems, reading, strict_json
+from madeira.api.answers import jsonable
+from madeira.api.auth import Authenticator
+from madeira.api.listing import source_of, unknown
+from madeira.api.problems import FieldError, Problem
+from madeira.api.strict_json import NotStrictJson
+from madeira.broker.queues import DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
+from madeira.errors import BrokerUnavailable, IllegalTransition
+from madeira.records import DeliveryRef
+from madeira.states import Role
+from madeira.store import cancelling, erase, replay
+from madeira.store.database import Database
+
+#: Characters of a reason.
+MAX_REASON: Final = 500
+
+#: Bytes of the body of an action.
+MAX_BODY: Final = 4096
+
+#: Characters of the name of an endpoint.
+MAX_NAME: Final = 255
+
+#: Deliveries that are cancelled in one transaction.
+PAGE: Final = 500
+
+#: Seconds after which cancelling all of an endpoint stops for now, before a client or a proxy gives the request up.
+ENOUGH_S: Final = 15.0
+
+_log = log.get(__name__)
+
+
+class _Action:
+    """What all actions work with."""
+
+    def __init__(self, *, auth: Authenticator, database: Database, queues: Queues) -> None:
+        self._auth = auth
+        self._database = database
+        self._queues = queues
+
+    def _ensure(self, keys: Sequence[Ensure]) -> None:
+        """Queue what is due now; should that fail, reconcile does."""
+        try:
+            self._queues.ensure(keys)
+        except BrokerUnavailable as e:
+            _log.warning("action.not_queued", reason=str(e), keys=len(keys))
+
+    def _forget(self, queue: str, keys: Sequence[str]) -> None:
+        """Take what was cancelled out of a queue; should that fail, routing and claim refuse it later."""
+        try:
+            self._queues.forget(queue, keys)
+        except BrokerUnavailable as e:
+            _log.warning("cancel.not_forgotten", reason=str(e), keys=len(keys))
+
+    def _forget_deliveries(self, refs: Sequence[DeliveryRef]) -> None:
+        self._forget(DELIVER, [delivery_key(ref) for ref in refs])
+
+
+class Cancel(_Action):
+    """``POST /v1/events/{event_id}/cancel``: ends what has not ended of an event, or of its way to one endpoint."""
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
+        """Cancel one event."""
+        raw = reading.body(req.env, limit=MAX_BODY)
+        caller = self._auth.caller(req.env, raw, Role.OPERATOR)
+        asked = _asked(raw, endpoint=_endpoint)
+        source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
+        with _told(), self._database.connection() as connection:
+            result = cancelling.cancel(connection, source, event_id, caller.name, asked.get("reason", ""), endpoint)
+        if result is None:
+            raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
+        self._forget(ROUTE, [str(result.seq)])
+        self._forget_deliveries(result.cancelled)
+        _answer(resp, event_id, source, status=result.status, cancelled=len(result.cancelled), requested=result.requested)
+
+
+class Replay(_Action):
+    """``POST /v1/events/{event_id}/replay``: sends again what is dead; with ``force`` also what succeeded."""
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
+        """Replay one event."""
+        caller = self._auth.person(req.env, Role.OPERATOR)
+        asked = _asked(reading.body(req.env, limit=MAX_BODY), required=True, endpoint=_endpoint, force=_flag)
+        source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
+        with _told(), self._database.connection() as connection:
+            result = replay.replay(
+                connection,
+                source,
+                event_id,
+                caller.name,
+                asked["reason"],
+                endpoint=endpoint,
+                force=asked.get("force", False),
+            )
+        if result is None:
+            raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
+        self._ensure([ensure_delivery(ref) for ref in result.refs])
+        _answer(resp, event_id, source, status=result.status, replayed=len(result.refs), endpoints=result.endpoints)
+
+
+class Reroute(_Action):
+    """``POST /v1/events/{event_id}/reroute``: has an event routed again whose rules were wrong and are mended."""
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
+        """Reroute one event."""
+        caller = self._auth.person(req.env, Role.OPERATOR)
+        asked = _asked(reading.body(req.env, limit=MAX_BODY), required=True)
+        source = source_of(caller, req, event_id)
+        with _told(), self._database.connection() as connection:
+            result = replay.reroute(connection, source, event_id, caller.name, asked["reason"])
+        if result is None:
+            raise unknown(event_id)
+        self._ensure([Ensure(ROUTE, str(result.seq))])
+        _answer(resp, event_id, source, status="pending", removed=result.endpoints)
+
+
+class Erase(_Action):
+    """``POST /v1/events/{event_id}/erase``: takes away what an ended event holds of its subject."""
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
+        """Erase one event."""
+        caller = self._auth.person(req.env, Role.ADMIN)
+        asked = _asked(reading.body(req.env, limit=MAX_BODY), required=True)
+        source = source_of(caller, req, event_id)
+        with _told(), self._database.connection() as connection:
+            result = erase.erase(connection, source, event_id, caller.name, asked["reason"])
+        if result is None:
+            raise unknown(event_id)
+        _answer(resp, event_id, source, status=result.status, erased_at=result.erased_at)
+
+
+class CancelEndpoint(_Action):
+    """``POST /v1/endpoints/{name}/cancel``: ends all that waits for an endpoint, whether or not that is still configured."""
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
+        """Cancel all that is unfinished, for some seconds; ``complete`` tells whether that was all."""
+        caller = self._auth.person(req.env, Role.OPERATOR)
+        why = _asked(reading.body(req.env, limit=MAX_BODY), required=True)["reason"]
+        try:
+            name = _endpoint(name)
+        except ValueError:
+            raise _no_endpoint(name) from None
+        enough = time.monotonic() + ENOUGH_S
+        sweep = cancelling.Sweep(name, caller.name, why)
+        while not sweep.complete and time.monotonic() < enough:
+            with self._database.connection() as connection:
+                ended = sweep.go_on(connection, PAGE)
+            self._forget_deliveries(ended)
+        if not sweep.known:
+            raise _no_endpoint(name)
+        answer = {"endpoint": name, "cancelled": sweep.cancelled, "requested": sweep.requested, "complete": sweep.complete}
+        resp.data = json.dumps(answer).encode()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tells a client why an action is not possible, as 409."""
+    try:
+        yield
+    except IllegalTransition as e:
+        raise Problem(409, str(e), name=e.code) from None
+
+
+def _answer(resp: falcon.Response, event_id: str, source: str, **members: Any) -> None:
+    resp.data = json.dumps({"event_id": event_id, "source": source, **members}, default=jsonable).encode()
+
+
+def _unknown_here(event_id: str, endpoint: str) -> Problem:
+    return Problem(404, f"there is no event {event_id[:128]!a} of this source that goes to {endpoint!a}", name="unknown-delivery")
+
+
+def _no_endpoint(name: str) -> Problem:
+    return Problem(404, f"there is no endpoint {name[:128]!a}, and nothing waits for one of this name", name="unknown-endpoint")
+
+
+def _asked(raw: bytes, *, required: bool = False, **fields: Any) -> Mapping[str, Any]:
+    """The checked fields of an action's body: ``reason``, and those of `fields`, each with its check.
+
+    Raises:
+        Problem: 400 or 422.
+    """
+    if not raw and not required:
+        return {}
+    try:
+        document = strict_json.parse(raw or b"{}")
+    except NotStrictJson as e:
+        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
+    if document is None:
+        raise problems.invalid([FieldError("body", "must be a JSON object" + ("" if required else ", or be left out"))])
+    checks = {"reason": _required_reason if required else _reason, **fields}
+    values: dict[str, Any] = {}
+    errors = [FieldError("reason", "is required")] if required and "reason" not in document.values else []
+    for name, value in document.values.items():
+        if name not in checks:
+            errors.append(FieldError(ascii(name[:64])[1:-1], f"is not a field of this action; known: {', '.join(checks)}"))
+            continue
+        try:
+            values[name] = checks[name](value)
+        except ValueError as e:
+            errors.append(FieldError(name, str(e)))
+    if errors:
+        raise problems.invalid(errors)
+    return values
+
+
+def _reason(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_REASON or not value.isprintable():
+        raise ValueError(f"must be a string of at most {MAX_REASON} printable characters")
+    return value
+
+
+def _required_reason(value: Any) -> str:
+    if not _reason(value).strip():
+        raise ValueError("must say why")
+    return str(value)
+
+
+def _endpoint(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
+        raise ValueError("must be the name of an endpoint")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if value is not True and value is not False:
+        raise ValueError("must be true or false")
+    return bool(value)

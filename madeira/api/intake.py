@@ -1,0 +1,72 @@
+"""What a single post and the lines of a batch have in common: from bytes to a checked event, and what is counted."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from madeira import metrics
+from madeira.api import strict_json, validation
+from madeira.api.auth import Authenticator
+from madeira.api.problems import Problem
+from madeira.api.strict_json import Document, NotStrictJson
+from madeira.records import NewEvent
+
+#: What a refusal is called in metrics, by its status.
+_OUTCOMES: Final = {
+    400: "malformed",
+    401: "unauthorized",
+    408: "timeout",
+    409: "conflict",
+    413: "too_large",
+    415: "unsupported",
+    422: "invalid",
+    429: "limited",
+    503: "unavailable",
+}
+
+
+def parsed(raw: bytes) -> Document | None:
+    """The JSON object in `raw`; None when it is another value.
+
+    Raises:
+        Problem: 400, it is not strict JSON.
+    """
+    try:
+        return strict_json.parse(raw)
+    except NotStrictJson as e:
+        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
+
+
+class Intake:
+    """Checks events.
+
+    A class, so that what checking needs beside the bytes is handed over in one place for both ways in.
+    """
+
+    def event(self, document: Document | None, *, source: str, raw: bytes, environ: Mapping[str, Any]) -> NewEvent:
+        """The event that `document`, parsed from `raw`, describes.
+
+        Raises:
+            Problem: 422, with one entry for each field that is wrong.
+        """
+        return validation.new_event(document, source=source, raw=raw, environ=environ)
+
+
+class Outcomes:
+    """Counts what became of posts, by source."""
+
+    def __init__(self, *, auth: Authenticator) -> None:
+        self._auth = auth
+        self._counters: dict[tuple[str, str], Any] = {}
+
+    def count(self, environ: Mapping[str, Any], outcome: str, events: int = 1) -> None:
+        """Count `events` of one outcome."""
+        key = (self._auth.label(environ), outcome)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = metrics.INGRESS_REQUESTS.labels(*key)
+        counter.inc(events)
+
+
+def outcome_of(problem: Problem) -> str:
+    """What a refusal is called in metrics."""
+    return _OUTCOMES.get(problem.status_code, "failed")

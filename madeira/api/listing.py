@@ -1,0 +1,157 @@
+"""Reading events: lists of them, and each with its deliveries, their attempts, and where waits what is unfinished.
+
+A viewer sees all events; a source, by its signature over an empty body, sees its own and none else's.
+"""
+
+import base64
+import binascii
+import json
+import re
+from typing import Any, Final
+
+import falcon
+
+from madeira.api import problems, query, reading, validation
+from madeira.api.answers import envelope, jsonable
+from madeira.api.auth import Authenticator, Caller
+from madeira.api.problems import FieldError, Problem
+from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
+from madeira.errors import BrokerUnavailable
+from madeira.records import DeliveryRef
+from madeira.states import EventStatus, Role
+from madeira.store import events as store
+from madeira.store import listing
+from madeira.store.database import Database
+from madeira.store.listing import Wanted
+
+#: Events of a page, unless the query says otherwise, and at most.
+PAGE: Final = 50
+MAX_PAGE: Final = 200
+
+#: Bytes of the body of a read: a source signs an empty one.
+MAX_BODY: Final = 4096
+
+#: A dotted type, or the beginning of one with a star behind it.
+_TYPE: Final = re.compile(r"(?=.)[A-Za-z0-9_.-]{0,255}\*?", re.ASCII)
+
+_CURSOR: Final = re.compile(rb"e([0-9]{1,18})")
+
+
+class Listing:
+    """``GET /v1/events``."""
+
+    def __init__(self, *, auth: Authenticator, database: Database) -> None:
+        self._auth = auth
+        self._database = database
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Show a page of events, the newest first."""
+        caller = self._auth.caller(req.env, reading.body(req.env, limit=MAX_BODY), Role.VIEWER)
+        asked = query.read(req, _PARAMETERS)
+        limit, before = asked.pop("limit", PAGE), asked.pop("cursor", None)
+        if caller.source is not None and asked.setdefault("source", caller.source) != caller.source:
+            raise problems.invalid([FieldError("source", "must be the one that signs, or be left out")])
+        with self._database.connection() as connection:
+            found = listing.page(connection, Wanted(**asked), limit=limit, before=before)
+        answer = {
+            "events": found.events,
+            "next_cursor": None if found.before is None else _cursor(found.before),
+            # False: it has looked at as many events as a page may, and the rest is behind the cursor.
+            "complete": found.before is None or len(found.events) == limit,
+        }
+        resp.data = json.dumps(answer, default=jsonable).encode()
+
+
+class Event:
+    """``GET /v1/events/{event_id}``: the envelope, its deliveries and attempts, and where waits what is unfinished."""
+
+    def __init__(self, *, auth: Authenticator, database: Database, queues: Queues) -> None:
+        self._auth = auth
+        self._database = database
+        self._queues = queues
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
+        """Show one event."""
+        caller = self._auth.caller(req.env, reading.body(req.env, limit=MAX_BODY), Role.VIEWER)
+        source = source_of(caller, req, event_id)
+        with self._database.connection() as connection:
+            found = store.find(connection, source, event_id)
+        if found is None:
+            raise unknown(event_id)
+        self._add_places(found)
+        resp.data = envelope(found)
+
+    def _add_places(self, found: dict[str, Any]) -> None:
+        """Say where what is unfinished waits, as far as Redis can tell at this moment."""
+        waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering")]
+        keys = [delivery_key(DeliveryRef(d["id"], found["seq"], d["lane"])) for d in waiting]
+        try:
+            if found["status"] == "pending":
+                found["waits"] = _place(self._queues.where(ROUTE, [str(found["seq"])])[0])
+            for delivery, place in zip(waiting, self._queues.where(DELIVER, keys), strict=True):
+                delivery["waits"] = _place(place)
+        except BrokerUnavailable:
+            for part in [*waiting, *([found] if found["status"] == "pending" else [])]:
+                part["waits"] = {"where": "unknown"}
+
+
+def source_of(caller: Caller, req: falcon.Request, event_id: str) -> str:
+    """Whose event it is about; a source sees only its own.
+
+    Raises:
+        Problem: 404, or 422 when a person does not name the source.
+    """
+    asked = req.get_param("source")
+    if caller.source is not None:
+        if asked not in (None, caller.source) or not validation.is_event_id(event_id):
+            raise unknown(event_id)
+        return caller.source
+    if not asked:
+        raise problems.invalid([FieldError("source", "is required in the query: /v1/events/{event_id}?source=NAME")])
+    if not validation.is_event_id(event_id) or not asked.isprintable():
+        raise unknown(event_id)
+    return asked
+
+
+def unknown(event_id: str) -> Problem:
+    """The answer to an id that its source, or the caller, does not have."""
+    return Problem(404, f"there is no event {event_id[:128]!a} of this source", name="unknown-event")
+
+
+def _place(place: Any) -> dict[str, Any]:
+    shown = {"where": place.kind, "seconds": round(place.delay_s, 3), "ahead": place.ahead}
+    return shown | {"for": place.limit} if place.limit else shown
+
+
+def _cursor(before: int) -> str:
+    return base64.urlsafe_b64encode(b"e%d" % before).decode().rstrip("=")
+
+
+def _before(given: str) -> int:
+    try:
+        text = base64.b64decode(given.encode("ascii") + b"=" * (-len(given) % 4), altchars=b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        text = b""
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise ValueError("must be the next_cursor of an answer")
+    return int(found[1])
+
+
+def _type(given: str) -> str:
+    if not _TYPE.fullmatch(given):
+        raise ValueError("must be an event type such as payment.captured, or the beginning of one and a star: payment.*")
+    return given
+
+
+_PARAMETERS: Final = {
+    "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),
+    "event_type": _type,
+    "source": query.text,
+    "endpoint": query.text,
+    "trace_id": query.text,
+    "since": query.moment,
+    "until": query.moment,
+    "cursor": _before,
+    "limit": query.whole(1, MAX_PAGE),
+}
