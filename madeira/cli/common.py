@@ -81,12 +81,13 @@ def person() -> str:
 
 def print_json(value: Any) -> None:
     """Print `value` for a program, times in RFC 3339 and bytes as text."""
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    json.dump(value, sys.stdout, default=_plain, ensure_ascii=plain, indent=2)
+    escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    json.dump(value, sys.stdout, default=plain, ensure_ascii=escape, indent=2)
     click.echo()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON has no type for."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes | memoryview):

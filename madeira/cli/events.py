@@ -11,6 +11,7 @@ from rich.text import Text
 
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.listen import one_line
+from madeira.cli.listing import list_events
 from madeira.store import events as store
 
 #: Characters of a payload and of an answer that are shown.
@@ -43,6 +44,9 @@ def trace(identifier: str, as_json: bool) -> None:
 @click.group()
 def events() -> None:
     """Look at events."""
+
+
+events.add_command(list_events)
 
 
 @events.command()
@@ -81,6 +85,7 @@ def _print(event: Mapping[str, Any]) -> None:
         "accepted": _time(event["created_at"]),
         "routed": _time(event["routed_at"]),
         "reason": event["reason"],
+        "erased": _time(event["erased_at"]),
         "target": event["target_uri"],
         "payload": event["payload"][:_SHOWN],
     }

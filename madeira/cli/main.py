@@ -64,5 +64,5 @@ def main() -> None:
     """
 
 
-for command in (up, migrate, send, listen, events, trace, reconcile, token, doctor):
+for command in (up, migrate, send, listen, events, trace, replay, reroute, cancel, reconcile, token, doctor):
     main.add_command(command)

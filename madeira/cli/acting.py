@@ -1,0 +1,57 @@
+"""What the commands that act on events share: who acts, how the queues hear of it, and how a refusal is told."""
+
+import getpass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+
+from madeira.broker.queues import Queues
+from madeira.errors import BrokerUnavailable, IllegalTransition
+from madeira.settings import Settings
+
+#: Seconds that Redis gets.
+REDIS_S: Final = 2.0
+
+#: Options of all these commands.
+source_option = click.option("--source", required=True, help="Source of the event.")
+reason_option = click.option("--reason", required=True, help="Why; it stands in the audit.")
+
+
+def who() -> str:
+    """How the audit calls the person at this terminal."""
+    try:
+        return f"cli {getpass.getuser()}"
+    except (OSError, KeyError):
+        # A user id without a name, as in many containers.
+        return "cli unknown"
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Tells what the state of an event does not allow in one line, with exit code 1."""
+    try:
+        yield
+    except IllegalTransition as e:
+        raise click.ClickException(f"{e} [{e.code}]") from None
+
+
+def tell(values: Settings, work: Callable[[Queues], object]) -> None:
+    """Tell the queues what was committed; should Redis be away, reconcile finds it."""
+    if not values.redis_url:
+        click.echo("the queues were not told (MADEIRA_REDIS_URL is not set): reconcile does it within a minute", err=True)
+        return
+    queues = Queues(redis_url=values.redis_url, namespace=values.namespace, timeout_s=REDIS_S)
+    try:
+        work(queues)
+    except BrokerUnavailable as e:
+        click.echo(f"the queues were not told ({e}): reconcile does it within a minute", err=True)
+    finally:
+        queues.close()
+
+
+def no_event(event_id: str, source: str, endpoint: str | None = None) -> click.ClickException:
+    """The event, or its delivery, is not there."""
+    where = f" that goes to {endpoint}" if endpoint else ""
+    return click.ClickException(f"there is no event {event_id} of {source}{where}")

@@ -1,0 +1,115 @@
+"""`madeira events list`: which events there are, newest first, and with ``--follow`` those that come."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from madeira.cli.common import configure_log, database, json_option, load, plain
+from madeira.cli.listen import one_line
+from madeira.states import EventStatus
+from madeira.store import listing, timeline
+from madeira.store.database import Database
+from madeira.store.listing import Wanted
+
+#: Seconds between two looks for new events.
+LOOK_S: Final = 0.5
+
+#: How far each look goes back: events become visible in another order than that of their acceptance.
+OVERLAP: Final = timedelta(seconds=15)
+
+#: Events that one look reads at a time.
+PAGE: Final = 200
+
+_COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
+_MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
+
+
+@click.command("list")
+@click.option("--status", type=click.Choice([*EventStatus]), help="Only events in this state.")
+@click.option("--type", "event_type", help="Only this type, or with a star at its end all that begin so.")
+@click.option("--source", help="Only events of this source.")
+@click.option("--endpoint", help="Only events that go to this endpoint.")
+@click.option("--trace", "trace_id", help="Only events of this trace.")
+@click.option("--since", type=_MOMENT, help="Accepted at this time or later (local, unless it names its zone).")
+@click.option("--until", type=_MOMENT, help="Accepted before this time.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--follow", is_flag=True, help="Go on with those that come, until interrupted.")
+@json_option
+def list_events(limit: int, follow: bool, as_json: bool, **asked: Any) -> None:
+    """List events, the newest first; with --follow those that come, the earliest first.
+
+    With --json one event a line.
+    """
+    values = load()
+    configure_log(values)
+    asked |= {name: _aware(asked[name]) for name in ("since", "until")}
+    wanted = Wanted(**(asked | {"status": EventStatus(asked["status"]) if asked["status"] else None}))
+    show = _print_json if as_json else _Lines().show
+    with database(values) as db:
+        for event in _coming(db, wanted) if follow else _newest(db, wanted, limit):
+            show(event)
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    return moment.astimezone(UTC) if moment else None
+
+
+def _newest(db: Database, wanted: Wanted, limit: int) -> Iterator[Mapping[str, Any]]:
+    before: int | None = None
+    while limit > 0:
+        with db.connection() as conn:
+            page = listing.page(conn, wanted, limit=min(limit, PAGE), before=before)
+        yield from page.events
+        limit -= len(page.events)
+        before = page.before
+        if before is None:
+            return
+
+
+def _coming(db: Database, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    """Events as they come. One that was told is not told again, whatever becomes of it."""
+    with db.connection() as conn:
+        began = wanted.since or timeline.now(conn)
+    told: dict[int, datetime] = {}
+    horizon = began
+    while True:
+        since = max(began, horizon - OVERLAP)
+        recent = Wanted(**{name: getattr(wanted, name) for name in _NARROWED}, since=since)
+        new = [event for event in _newest(db, recent, 1_000_000) if event["seq"] not in told]
+        for event in reversed(new):
+            told[event["seq"]] = event["created_at"]
+            horizon = max(horizon, event["created_at"])
+            yield event
+        told = {seq: at for seq, at in told.items() if at >= horizon - OVERLAP}
+        time.sleep(LOOK_S)
+
+
+_NARROWED: Final = ("status", "event_type", "source", "endpoint", "trace_id")
+
+
+def _print_json(event: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(event, default=plain))
+
+
+class _Lines:
+    """Prints an event a line."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        accepted = event["created_at"].astimezone().isoformat(sep=" ", timespec="milliseconds")
+        line = Text.assemble((accepted, "dim"), "  ", (f"{event['status']:<10}", _COLORS.get(event["status"], "")))
+        line.append(f"  {event['source']}  {event['event_type']}  ")
+        line.append(one_line(event["event_id"]), "bold")
+        if event["reason"]:
+            line.append(f"  {event['reason']}")
+        for delivery in event["deliveries"]:
+            line.append(f"  {delivery['endpoint']}: ", "dim").append(delivery["status"], _COLORS.get(delivery["status"], ""))
+        self._console.print(line, soft_wrap=True)
