@@ -10,10 +10,12 @@ import psycopg
 import redis
 
 from madeira import __version__
+from madeira.cli.cancel import cancel
 from madeira.cli.doctor import doctor
 from madeira.cli.events import events, trace
 from madeira.cli.listen import listen
 from madeira.cli.operate import migrate, reconcile
+from madeira.cli.replay import replay, reroute
 from madeira.cli.send import send
 from madeira.cli.token import token
 from madeira.cli.up import up
