@@ -1,8 +1,9 @@
 """The tokens that hold, as this process knows them: read from Postgres at most once a second.
 
-All are read together, since they are few: a stranger with made-up tokens costs no reading, and a token that was revoked stops
-to count within a second (plus the reading). Without Postgres nobody can tell which tokens hold: the answer is 503 then, never
-a guess. The last use is noted by a thread of its own, so that no request waits for it.
+All are read together, since they are few, and by one request at a time, so that strangers with made-up tokens hold at most one
+connection. A token that was revoked stops to count within a second (plus the reading); one that is not known is looked for
+again, since it may have been made just now. Without Postgres nobody can tell which tokens hold: the answer is 503 then, never a
+guess. The last use is noted by a thread of its own, so that no request waits for it.
 """
 
 import hmac
@@ -55,7 +56,8 @@ class KnownTokens:
         handle = store.handle_of(text)
         if handle is None:
             return None
-        known = self._current().get(handle)
+        now = time.monotonic()
+        known = self._since(now - FRESH_S).get(handle) or self._since(now).get(handle)
         # Compared in constant time, also where there is nothing to compare with.
         same = hmac.compare_digest(store.digest_of(text), known.digest if known else self._nobody)
         if known is None or not same:
@@ -67,15 +69,15 @@ class KnownTokens:
         """Note what is left to note, and end the thread."""
         self._uses.stop()
 
-    def _current(self) -> dict[str, Token]:
-        if time.monotonic() - self._read_at < FRESH_S:
+    def _since(self, moment: float) -> dict[str, Token]:
+        """The tokens as they were at `moment` or later."""
+        if self._read_at >= moment:
             return self._live
         if not self._lock.acquire(timeout=_WAIT_S):
             raise StoreUnavailable("Postgres does not answer; another request is waiting for it")
         try:
-            now = time.monotonic()
-            if now - self._read_at >= FRESH_S:
-                self._read(now)
+            if self._read_at < moment:
+                self._read(time.monotonic())
             return self._live
         finally:
             self._lock.release()

@@ -32,7 +32,8 @@ MAX_PAGE: Final = 200
 MAX_BODY: Final = 4096
 
 #: A dotted type, or the beginning of one with a star behind it.
-_TYPE: Final = re.compile(r"(?=.)[A-Za-z0-9_.-]{0,255}\*?", re.ASCII)
+TYPE_PATTERN: Final = r"^(?=.)[A-Za-z0-9_.-]{0,255}\*?$"
+_TYPE: Final = re.compile(TYPE_PATTERN, re.ASCII)
 
 _CURSOR: Final = re.compile(rb"e([0-9]{1,18})")
 

@@ -1,5 +1,6 @@
 """The bodies of the admin's requests: small JSON objects, read as strictly as an event."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ MAX_BODY: Final = 262_144
 #: Characters of a reason.
 MAX_REASON: Final = 500
 
+#: What the name of an object or a token may be.
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 #: Media type of a change by RFC 7396.
 MERGE_PATCH: Final = "application/merge-patch+json"
 
@@ -24,8 +28,7 @@ def document(environ: Mapping[str, Any], *, patch: bool = False) -> Document:
         Problem: 400, 408, 413, 415, or 422 when it is no object.
     """
     media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
-    if not (patch and media_type == MERGE_PATCH):
-        reading.json_only(environ)
+    reading.only(environ, MERGE_PATCH if patch and media_type == MERGE_PATCH else reading.JSON)
     try:
         found = strict_json.parse(reading.body(environ, limit=MAX_BODY))
     except NotStrictJson as e:

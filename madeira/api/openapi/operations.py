@@ -3,49 +3,8 @@
 from typing import Final
 
 from madeira.api.openapi import parts
-from madeira.api.openapi.parts import Operation, in_query, json_body, ref, shared, whole
-
-_EVENTS: Final = (
-    Operation(
-        method="post",
-        path="/v1/events",
-        name="postEvent",
-        tag="events",
-        summary="Post an event.",
-        text=(
-            "With 202 it is committed, and will end succeeded, dead or cancelled. The same id with the same content is a "
-            "duplicate (200), with other content a conflict (409)."
-        ),
-        access=parts.SOURCE,
-        body=json_body(ref("NewEvent")),
-        answers={202: ("Accepted.", ref("Receipt")), 200: ("Known already.", ref("Receipt"))},
-        problems=(409, 415, 422),
-    ),
-    Operation(
-        method="get",
-        path="/v1/events/{event_id}",
-        name="showEvent",
-        tag="events",
-        summary="Show an event with its deliveries, their attempts, and where waits what is unfinished.",
-        access=parts.VIEWER_OR_SOURCE,
-        parameters=(shared("event_id"), shared("source")),
-        answers={200: ("The event.", ref("Event"))},
-        problems=(404, 422),
-    ),
-    Operation(
-        method="post",
-        path="/v1/events/{event_id}/cancel",
-        name="cancelEvent",
-        tag="events",
-        summary="End what has not ended.",
-        access=parts.OPERATOR_OR_SOURCE,
-        parameters=(shared("event_id"), shared("source")),
-        body=json_body(ref("Reason"), required=False),
-        answers={200: ("Cancelled, as far as it had not ended.", ref("Cancelled"))},
-        problems=(404, 409, 422),
-        audited=True,
-    ),
-)
+from madeira.api.openapi.events import EVENTS
+from madeira.api.openapi.parts import LOOKED_UP, Operation, in_query, json_body, ref, shared
 
 _TOKENS: Final = (
     Operation(
@@ -93,13 +52,13 @@ _RECORDS: Final = (
         summary="Read who did what, when and why; the latest first.",
         access=parts.VIEWER,
         parameters=(
-            in_query("who", parts.text(minLength=1, maxLength=512, pattern=parts.PRINTABLE), "By whom, exactly."),
-            in_query("action", parts.text(minLength=1, maxLength=512, pattern=parts.PRINTABLE), "What was done."),
-            in_query("what", parts.text(minLength=1, maxLength=512, pattern=parts.PRINTABLE), "To what, exactly."),
+            in_query("who", LOOKED_UP, "By whom, exactly."),
+            in_query("action", LOOKED_UP, "What was done."),
+            in_query("what", LOOKED_UP, "To what, exactly."),
             shared("since"),
             shared("until"),
             shared("cursor"),
-            in_query("limit", whole(minimum=1, maximum=200, default=50), "Entries of a page."),
+            shared("limit"),
         ),
         answers={200: ("A page.", ref("Audit"))},
         problems=(422,),
@@ -155,4 +114,4 @@ _MACHINES: Final = (
     ),
 )
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*_EVENTS, *_TOKENS, *_RECORDS, *_MACHINES)
+OPERATIONS: Final[tuple[Operation, ...]] = (*EVENTS, *_TOKENS, *_RECORDS, *_MACHINES)

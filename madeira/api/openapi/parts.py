@@ -197,6 +197,9 @@ NAME: Final = text(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 EVENT_ID: Final = text(pattern=r"^[A-Za-z0-9._:-]{1,128}$", minLength=1, maxLength=128)
 
+#: What something is looked up by.
+LOOKED_UP: Final = text(minLength=1, maxLength=512, pattern=PRINTABLE)
+
 REASON: Final = text("Why; kept in the audit.", maxLength=MAX_REASON)
 
 PARAMETERS: Final[dict[str, Schema]] = {
@@ -207,6 +210,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
     "cursor": in_query("cursor", text(), "`next_cursor` of the page before."),
     "since": in_query("since", moment(), "Not before this time."),
     "until": in_query("until", moment(), "Before this time."),
+    "limit": in_query("limit", whole(minimum=1, maximum=200, default=50), "Entries of a page."),
     "if_match": {
         "name": "If-Match",
         "in": "header",

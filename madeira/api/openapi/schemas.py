@@ -8,6 +8,7 @@ from madeira.api.admin.tokens import MAX_EXPIRES
 from madeira.api.openapi.parts import (
     EVENT_ID,
     NAME,
+    PRINTABLE,
     REASON,
     Schema,
     array,
@@ -105,31 +106,47 @@ _DELIVERY: Final = obj(
     attempts=array(ref("Attempt")),
 )
 
+_EVENT_HEAD: Final = {
+    "seq": whole("Its place in the order of acceptance."),
+    "event_id": EVENT_ID,
+    "event_type": text(),
+    "source": text(),
+    "target_uri": nullable(text()),
+    "routing_key": nullable(text()),
+    "created_at": moment(),
+    "updated_at": moment(),
+    "trace_id": text(),
+    "retry_count": whole(),
+    "status": _EVENT_STATUS,
+    "reason": nullable(text("Why it ended, where no delivery explains it.")),
+    "deliver_at": nullable(moment()),
+    "routed_at": nullable(moment()),
+    "erased_at": nullable(moment()),
+    "delivery_count": whole(),
+    "unfinished": whole(),
+    "dead": whole(),
+    "cancelled": whole(),
+}
+
 _EVENT: Final = obj(
     {"waits": ref("Waits")},
-    event_id=EVENT_ID,
-    event_type=text(),
-    source=text(),
-    target_uri=nullable(text()),
+    **_EVENT_HEAD,
     payload={"description": "The JSON value as it was received."},
     parameters={"type": ["object", "null"]},
-    routing_key=nullable(text()),
-    created_at=moment(),
-    updated_at=moment(),
-    trace_id=text(),
-    retry_count=whole(),
-    status=_EVENT_STATUS,
-    reason=nullable(text("Why it ended, where no delivery explains it.")),
-    seq=whole("Its place in the order of acceptance."),
-    deliver_at=nullable(moment()),
-    routed_at=nullable(moment()),
     route_failures=whole(),
     traceparent=nullable(text()),
-    delivery_count=whole(),
-    unfinished=whole(),
-    dead=whole(),
-    cancelled=whole(),
     deliveries=array(ref("Delivery")),
+)
+
+_OF_EVENT: Final = {"event_id": EVENT_ID, "source": text(), "status": _EVENT_STATUS}
+
+_ENDPOINT_NAME: Final = text("Only on its way to this endpoint.", minLength=1, maxLength=255, pattern=PRINTABLE)
+
+_MUST_SAY: Final = text(
+    "Why; kept in the audit.",
+    minLength=1,
+    maxLength=MAX_REASON,
+    pattern=r"^[^\u0000-\u001f\u007f-\u009f]*[!-~][^\u0000-\u001f\u007f-\u009f]*$",
 )
 
 _TOKEN: Final = {
@@ -172,11 +189,48 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Event": _EVENT,
     "Delivery": _DELIVERY,
     "Attempt": _ATTEMPT,
-    "Reason": obj({"reason": REASON}),
+    "BatchReceipt": obj(
+        accepted=whole(),
+        duplicates=whole(),
+        rejected=array(
+            obj(
+                {"event_id": EVENT_ID},
+                line=whole("From 1, empty lines counted."),
+                type=words(*problems.TYPES),
+                detail=text(),
+            )
+        ),
+    ),
+    "Events": obj(
+        events=array(ref("EventInShort")),
+        next_cursor=nullable(text("Where the next page begins; null on the last one.")),
+        complete=flag("False when it has looked at as many events as a page may; the rest is behind the cursor."),
+    ),
+    "EventInShort": obj(**_EVENT_HEAD, deliveries=array(ref("DeliveryInShort"))),
+    "DeliveryInShort": obj(
+        id=whole(),
+        endpoint=text(),
+        status=words(*DeliveryStatus),
+        attempt=whole(),
+        failure_class=nullable(words(*FailureClass)),
+    ),
+    "Cancel": obj({"reason": REASON, "endpoint": _ENDPOINT_NAME}),
+    "Why": obj(reason=_MUST_SAY),
+    "Replay": obj(
+        {"endpoint": _ENDPOINT_NAME, "force": flag("Also send again what succeeded; the receiver gets it twice.")},
+        reason=_MUST_SAY,
+    ),
+    "Replayed": obj(**_OF_EVENT, replayed=whole("Deliveries that are queued again."), endpoints=array(text())),
+    "Rerouted": obj(**_OF_EVENT, removed=array(text("Endpoints whose deliveries, never attempted, were taken back."))),
+    "Erased": obj(**_OF_EVENT, erased_at=moment()),
+    "EndpointCancelled": obj(
+        endpoint=text(),
+        cancelled=whole(),
+        requested=whole("Deliveries that are being called at this moment: they end with this attempt."),
+        complete=flag(),
+    ),
     "Cancelled": obj(
-        event_id=EVENT_ID,
-        source=text(),
-        status=_EVENT_STATUS,
+        **_OF_EVENT,
         cancelled=whole("Deliveries that ended by it."),
         requested=whole("Deliveries that are being called at this moment: they end with this attempt."),
     ),
