@@ -25,3 +25,8 @@ def quoted(value: str) -> str:
 def binaries(values: Iterable[bytes | None]) -> str:
     """An array literal of byte strings. None is NULL."""
     return "{" + ",".join("NULL" if v is None else f'"\\\\x{v.hex()}"' for v in values) + "}"
+
+
+def one_line(statement: str) -> str:
+    """`statement` without its layout: psycopg takes one longer than 4,096 characters apart again at every call."""
+    return " ".join(statement.split())

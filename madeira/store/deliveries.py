@@ -16,7 +16,7 @@ import psycopg
 
 from madeira.records import Attempt, Claimed, Decision, Refused, Settled
 from madeira.states import MAX_LOST, DeliveryStatus, EventStatus
-from madeira.store.columns import binaries, numbers, texts
+from madeira.store.columns import binaries, numbers, one_line, texts
 from madeira.store.counts import COUNTED
 
 #: Seconds after which a claim that met another one at the same instant asks again.
@@ -111,7 +111,8 @@ _END_EXPIRED: Final = f"""
 #: ends the row of losses; losing once more than is allowed ends the delivery. The count of the locked events makes sure
 #: that all are locked before the first delivery moves. Events come as rows of their own, without an id: joining two such
 #: lists, whose length Postgres cannot know, would be a loop in a loop.
-_SETTLE: Final = f"""
+_SETTLE: Final = one_line(
+    f"""
     WITH verdict AS MATERIALIZED (
         SELECT v.*
         FROM unnest(%(id)s::bigint[], %(seq)s::bigint[], %(token)s::uuid[], %(attempt)s::integer[],
@@ -159,6 +160,7 @@ _SETTLE: Final = f"""
     SELECT seq, NULL, NULL, status, extract(epoch FROM clock_timestamp() - created_at)::float8
     FROM counted
 """.format(becomes="settled_as(v.decision, d.cancel_requested_at IS NOT NULL, v.outcome = 'lost' AND d.lost + 1 >= %(max_lost)s)")  # noqa: S608
+)
 
 #: What was recorded before under these tokens: the commit's reply may have been lost.
 _SETTLED_BEFORE: Final = """

@@ -6,6 +6,7 @@ import psycopg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from madeira.store import deliveries
 from madeira.store.columns import binaries, numbers, texts
 
 #: What Postgres can keep: every character but NUL and lone surrogates.
@@ -41,3 +42,8 @@ def test_numbers_come_back_as_they_were(
     assert through(conn, numbers(floats), "float8") == floats
     assert through(conn, numbers(uuids), "uuid") == uuids
     assert through(conn, numbers([True, None, False]), "boolean") == [True, None, False]
+
+
+def test_the_statement_of_every_settle_is_short_enough_to_be_remembered() -> None:
+    """psycopg keeps what it made of a statement up to this length."""
+    assert len(deliveries._SETTLE) <= 4096
