@@ -122,6 +122,8 @@ class Call:
     at: float
     #: The same moment, Unix seconds.
     wall: float
+    #: Serial number of the certificate that the client showed; None when it showed none.
+    client_serial: str | None = None
     #: Calls that were unanswered when this one came, itself included.
     overlap: int = 1
     #: The same, among those with the same ``webhook-id``.
@@ -382,12 +384,29 @@ class Receiver:
             self._changed.notify_all()
 
     def _arrived(
-        self, connection: int, method: str, path: str, header_list: list[tuple[str, str]], body: bytes
+        self,
+        connection: int,
+        client_serial: str | None,
+        method: str,
+        path: str,
+        header_list: list[tuple[str, str]],
+        body: bytes,
     ) -> tuple[Call, Answer]:
         headers = {name.lower(): value for name, value in header_list}
         bare = path.partition("?")[0]
         with self._changed:
-            call = Call(len(self._calls), connection, method, path, headers, header_list, body, time.monotonic(), time.time())
+            call = Call(
+                number=len(self._calls),
+                connection=connection,
+                method=method,
+                path=path,
+                headers=headers,
+                header_list=header_list,
+                body=body,
+                at=time.monotonic(),
+                wall=time.time(),
+                client_serial=client_serial,
+            )
             self._calls.append(call)
             self._per_path[bare] += 1
             self._open_calls += 1
@@ -425,6 +444,7 @@ class _Connection(asyncio.Protocol):
         self._loop = loop
         self._buffer = bytearray()
         self._number = -1
+        self._client_serial: str | None = None
         self._call: Call | None = None
         self._transport: asyncio.Transport
 
@@ -436,6 +456,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        shown = transport.get_extra_info("peercert")
+        self._client_serial = shown["serialNumber"] if shown else None
         self._number = self._receiver._connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -463,7 +485,7 @@ class _Connection(asyncio.Protocol):
             return
         body = bytes(self._buffer[end + 4 : end + 4 + length])
         del self._buffer[: end + 4 + length]
-        self._call, answer = self._receiver._arrived(self._number, method, path, header_list, body)
+        self._call, answer = self._receiver._arrived(self._number, self._client_serial, method, path, header_list, body)
         self._begin(answer)
 
     # Answering
