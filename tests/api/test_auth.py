@@ -1,0 +1,110 @@
+"""Who may do what: each operation, asked by everybody."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from madeira.api import openapi
+from madeira.states import Role
+from tests.api.people import ADMIN, audited, bearer, person, token
+from tests.api.serving import Api, signed
+
+#: Operation -> the role that a token needs (None: none helps), and whether a source may ask for it by its signature.
+#: Open to everybody: ``OPEN``. Written by hand, so that a slip in the code or in the description is not repeated here.
+OPEN = ("", False)
+ACCESS: Mapping[str, tuple[str | None, bool]] = {
+    "postEvent": (None, True),
+    "postBatch": (None, True),
+    "listEvents": ("viewer", True),
+    "showEvent": ("viewer", True),
+    "cancelEvent": ("operator", True),
+    "replayEvent": ("operator", False),
+    "rerouteEvent": ("operator", False),
+    "eraseEvent": ("admin", False),
+    "cancelEndpoint": ("operator", False),
+    "readAudit": ("viewer", False),
+    "readReconcile": ("viewer", False),
+    "listTokens": ("admin", False),
+    "createToken": ("admin", False),
+    "revokeToken": ("admin", False),
+    "isAlive": OPEN,
+    "isReady": OPEN,
+    "readMetrics": OPEN,
+    "describe": OPEN,
+}
+
+WHO = ("nobody", "source", "viewer", "operator", "admin", "admin of the settings", "revoked admin", "viewer and source")
+
+OPERATIONS = {
+    described["operationId"]: (method.upper(), path, described)
+    for path, item in openapi.document()["paths"].items()
+    for method, described in item.items()
+}
+
+
+def headers_of(api: Api, who: str) -> dict[str, str]:
+    match who:
+        case "nobody":
+            return {}
+        case "source":
+            return signed(b"")
+        case "admin of the settings":
+            return ADMIN
+        case "revoked admin":
+            text, name = token(api, Role.ADMIN)
+            assert api.request("DELETE", f"/v1/tokens/{name}", None, ADMIN).status == 200
+            return bearer(text)
+        case "viewer and source":
+            return signed(b"") | person(api, Role.VIEWER)
+    return person(api, Role(who))
+
+
+def expected(operation: str, who: str) -> int | None:
+    """401 or 403; None when it is let in."""
+    if ACCESS[operation] == OPEN:
+        return None
+    need, source = ACCESS[operation]
+    if operation in ("postEvent", "postBatch"):
+        # What posts is the source; a token beside its signature changes nothing.
+        return None if "source" in who else 401
+    role = {"admin of the settings": "admin", "viewer and source": "viewer"}.get(who, who)
+    if role == "source":
+        return None if source else 401
+    if role not in list(Role) or need is None:
+        return 401
+    return None if Role(role).suffices(Role(need)) else 403
+
+
+def test_the_table_of_this_test_has_every_operation() -> None:
+    """None is left out, and the description says of each what the table says."""
+    told = {}
+    for name, (_, _, described) in OPERATIONS.items():
+        ways = [sorted(way) for way in described["security"]]
+        told[name] = (described.get("x-madeira-role"), ["signature", "signatureSource", "signatureTimestamp"] in ways)
+        assert (["token"] in ways) == ("x-madeira-role" in described)
+    assert told == {name: (None, False) if access == OPEN else access for name, access in ACCESS.items()}
+
+
+@pytest.mark.parametrize("operation", ACCESS)
+def test_each_operation_lets_in_whom_it_should_and_nobody_else(shared_api: Api, operation: str) -> None:
+    """By the status: 401 for strangers, 403 for too low a role; whoever is refused leaves no row in the audit."""
+    method, path, described = OPERATIONS[operation]
+    path = path.replace("{name}", "nothing-here").replace("{event_id}", "nothing-here")
+    found = {}
+    for who in WHO:
+        headers = headers_of(shared_api, who)
+        before = audited(shared_api)
+        media_type = next(iter(described.get("requestBody", {"content": {"application/json": {}}})["content"]))
+        reply = shared_api.request(method, path, None, headers | {"Content-Type": media_type})
+        found[who] = reply.status if reply.status in (401, 403) else None
+        if reply.status >= 400:
+            assert audited(shared_api) == before
+            assert reply.headers["content-type"] == "application/problem+json"
+    assert found == {who: expected(operation, who) for who in WHO}
+
+
+def test_a_wrong_token_beside_a_right_signature_is_refused(shared_api: Api) -> None:
+    """Who shows a token is judged by it."""
+    headers = signed(b"") | bearer("wrong")
+    assert shared_api.request("GET", "/v1/events/nothing-here", None, headers).status == 401
+    assert shared_api.request("GET", "/v1/events/nothing-here", None, signed(b"")).status == 404
