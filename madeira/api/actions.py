@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import log
-from madeira.api import problems, reading, strict_json
+from madeira import log, strict_json
+from madeira.api import problems, query, reading
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.listing import source_of, unknown
 from madeira.api.problems import FieldError, Problem
-from madeira.api.strict_json import NotStrictJson
 from madeira.broker.queues import DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
 from madeira.errors import BrokerUnavailable, IllegalTransition
 from madeira.records import DeliveryRef
 from madeira.states import Role
 from madeira.store import cancelling, erase, replay
 from madeira.store.database import Database
+from madeira.strict_json import NotStrictJson
 
 #: Characters of a reason.
 MAX_REASON: Final = 500
@@ -219,7 +219,7 @@ def _asked(raw: bytes, *, required: bool = False, **fields: Any) -> Mapping[str,
 
 
 def _reason(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_REASON or not value.isprintable():
+    if not isinstance(value, str) or len(value) > MAX_REASON or not query.is_line(value):
         raise ValueError(f"must be a string of at most {MAX_REASON} printable characters")
     return value
 
@@ -231,7 +231,7 @@ def _required_reason(value: Any) -> str:
 
 
 def _endpoint(value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not query.is_line(value):
         raise ValueError("must be the name of an endpoint")
     return value
 

@@ -20,11 +20,11 @@ from madeira.api.auth import Authenticator
 from madeira.api.intake import Intake, Outcomes
 from madeira.api.limits import MOST_AHEAD, Limits
 from madeira.api.problems import Problem
-from madeira.api.strict_json import Document
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, NewEvent
 from madeira.store import events as store
 from madeira.store.database import Database
+from madeira.strict_json import Document
 
 #: Media type of a batch.
 NDJSON: Final = "application/x-ndjson"

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from madeira import metrics
-from madeira.api import strict_json, validation
+from madeira import metrics, strict_json
+from madeira.api import validation
 from madeira.api.auth import Authenticator
 from madeira.api.problems import Problem
-from madeira.api.strict_json import Document, NotStrictJson
 from madeira.records import NewEvent
+from madeira.strict_json import Document, NotStrictJson
 
 #: What a refusal is called in metrics, by its status.
 _OUTCOMES: Final = {

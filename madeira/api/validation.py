@@ -14,8 +14,8 @@ from typing import Any, Final
 from madeira import ids, target
 from madeira.api import problems
 from madeira.api.problems import FieldError
-from madeira.api.strict_json import Document
 from madeira.records import NewEvent
+from madeira.strict_json import Document
 
 #: How far ahead an event may be scheduled.
 MAX_AHEAD: Final = timedelta(days=30)

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from madeira.api import problems, reading, strict_json
+from madeira import strict_json
+from madeira.api import problems, query, reading
 from madeira.api.problems import FieldError, Problem
-from madeira.api.strict_json import Document, NotStrictJson
+from madeira.strict_json import Document, NotStrictJson
 
 #: Bytes of a body; a template of a body and some certificates fit well.
 MAX_BODY: Final = 262_144
@@ -49,6 +50,6 @@ def reason(given: str) -> str:
     Raises:
         ValueError: it is too long, or holds what does not belong into a line.
     """
-    if len(given) > MAX_REASON or not given.isprintable():
+    if len(given) > MAX_REASON or not query.is_line(given):
         raise ValueError(f"must be of at most {MAX_REASON} printable characters")
     return given

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madeira.api.strict_json import MAX_DEPTH, NotStrictJson, parse
+from madeira.strict_json import MAX_DEPTH, NotStrictJson, parse
 
 
 def test_the_text_of_a_value_is_what_was_received() -> None:
