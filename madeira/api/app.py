@@ -28,6 +28,7 @@ from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.memory import warn_of_eviction
 from madeira.broker.queues import Queues
+from madeira.egress import Egress
 from madeira.errors import SettingsError
 from madeira.records import Accepted, NewEvent, Source
 from madeira.routing.follow import RulesFollower
@@ -71,6 +72,7 @@ def create(
     database: Database,
     queues: Queues,
     tokens: KnownTokens,
+    egress: Egress,
     max_body: int,
     admin_token: str,
 ) -> "falcon.App[falcon.Request, falcon.Response]":
@@ -86,7 +88,7 @@ def create(
     intake: dict[str, Any] = {
         "auth": auth,
         "limits": Limits(sources=sources, queues=queues),
-        "checks": Intake(),
+        "checks": Intake(egress=egress),
         "outcomes": Outcomes(auth=auth),
     }
     listing = Listing(auth=auth, database=database)
@@ -189,6 +191,7 @@ class Application:
             database=database,
             queues=queues,
             tokens=tokens,
+            egress=Egress(allow=s.egress_allow, deny=s.egress_deny),
             max_body=s.max_body,
             admin_token=s.admin_token,
         )

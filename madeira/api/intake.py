@@ -7,6 +7,7 @@ from madeira import metrics, strict_json
 from madeira.api import validation
 from madeira.api.auth import Authenticator
 from madeira.api.problems import Problem
+from madeira.egress import Egress
 from madeira.records import NewEvent
 from madeira.strict_json import Document, NotStrictJson
 
@@ -39,8 +40,12 @@ def parsed(raw: bytes) -> Document | None:
 class Intake:
     """Checks events.
 
-    A class, so that what checking needs beside the bytes is handed over in one place for both ways in.
+    A class, so that what checking needs beside the bytes is handed over in one place for both ways in: `egress` says which
+    callback addresses are refused at the door.
     """
+
+    def __init__(self, *, egress: Egress) -> None:
+        self._egress = egress
 
     def event(self, document: Document | None, *, source: str, raw: bytes, environ: Mapping[str, Any]) -> NewEvent:
         """The event that `document`, parsed from `raw`, describes.
@@ -48,7 +53,7 @@ class Intake:
         Raises:
             Problem: 422, with one entry for each field that is wrong.
         """
-        return validation.new_event(document, source=source, raw=raw, environ=environ)
+        return validation.new_event(document, source=source, raw=raw, environ=environ, egress=self._egress)
 
 
 class Outcomes:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from madeira import ids, target
 from madeira.api import problems
 from madeira.api.problems import FieldError
+from madeira.egress import Egress
 from madeira.records import NewEvent
 from madeira.strict_json import Document
 
@@ -62,8 +63,10 @@ def is_event_id(text: str) -> bool:
     return _EVENT_ID.fullmatch(text) is not None
 
 
-def new_event(document: Document | None, *, source: str, raw: bytes, environ: Mapping[str, Any]) -> NewEvent:
+def new_event(document: Document | None, *, source: str, raw: bytes, environ: Mapping[str, Any], egress: Egress) -> NewEvent:
     """The event that a body describes; trace headers are taken from `environ` (WSGI).
+
+    A callback address that `egress` refuses is one that is wrong; nothing is looked up.
 
     Raises:
         Problem: 422, with one entry for each field that is wrong.
@@ -82,6 +85,9 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
                 checked[name] = check(values[name])
             except _Invalid as e:
                 errors.append(FieldError(name, str(e)))
+    refused = _refusal_of_target(checked.get("target_uri"), egress)
+    if refused is not None:
+        errors.append(FieldError("target_uri", f"is not called: {refused}"))
     if values.get("source", source) != source:
         errors.append(FieldError("source", "must equal the header X-Madeira-Source, or be left out"))
     if errors:
@@ -171,6 +177,10 @@ def _target_uri(value: Any) -> str:
     except target.BadUrl as e:
         raise _Invalid(f"cannot be called: {e}") from None
     return value
+
+
+def _refusal_of_target(value: str | None, egress: Egress) -> str | None:
+    return None if value is None else egress.refusal_of_host(target.parse(value).host)
 
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Any], Any]], ...]] = (
