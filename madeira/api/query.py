@@ -17,6 +17,7 @@ from madeira.api.problems import FieldError
 _MAX_TEXT: Final = 512
 
 _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+_LINE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
 _FRACTION: Final = re.compile(r"(\.\d{6})\d+")
 
 #: Turns the text of a parameter into its value, or raises ValueError with what would be right.
@@ -48,9 +49,14 @@ def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     return values
 
 
+def is_line(given: str) -> bool:
+    """Whether a text holds nothing that breaks a line, a terminal, or Postgres."""
+    return _LINE.fullmatch(given) is not None
+
+
 def text(given: str) -> str:
     """A text that something is looked up by."""
-    if not given or len(given) > _MAX_TEXT or not given.isprintable():
+    if not given or len(given) > _MAX_TEXT or not is_line(given):
         raise ValueError(f"must be of 1 to {_MAX_TEXT} printable characters")
     return given
 

@@ -71,7 +71,7 @@ EVENTS: Final = (
             in_query("trace_id", LOOKED_UP, "Of this trace."),
             shared("since"),
             shared("until"),
-            shared("cursor"),
+            in_query("cursor", text(format="events-cursor"), "`next_cursor` of the page before."),
             shared("limit"),
         ),
         answers={200: ("A page.", ref("Events"))},

@@ -4,7 +4,7 @@ from typing import Final
 
 from madeira.api.openapi import parts
 from madeira.api.openapi.events import EVENTS
-from madeira.api.openapi.parts import LOOKED_UP, Operation, in_query, json_body, ref, shared
+from madeira.api.openapi.parts import LOOKED_UP, Operation, in_query, json_body, ref, shared, text
 
 _TOKENS: Final = (
     Operation(
@@ -57,7 +57,7 @@ _RECORDS: Final = (
             in_query("what", LOOKED_UP, "To what, exactly."),
             shared("since"),
             shared("until"),
-            shared("cursor"),
+            in_query("cursor", text(format="audit-cursor"), "`next_cursor` of the page before."),
             shared("limit"),
         ),
         answers={200: ("A page.", ref("Audit"))},

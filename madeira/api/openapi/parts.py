@@ -159,7 +159,8 @@ def nullable(schema: Schema) -> Schema:
     """The schema, or null."""
     if "$ref" in schema or "type" not in schema:
         return {"anyOf": [schema, {"type": "null"}]}
-    changed = dict(schema, type=[schema["type"], "null"])
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    changed = dict(schema, type=[*types, "null"])
     if "enum" in schema:
         changed["enum"] = [*schema["enum"], None]
     return changed
@@ -190,8 +191,13 @@ def shared(name: str) -> Schema:
     return {"$ref": f"#/components/parameters/{name}"}
 
 
+_CHARACTER: Final = r"[^\u0000-\u001f\u007f-\u009f\u2028\u2029]"
+
 #: What people write: no control characters.
-PRINTABLE: Final = r"^[^\u0000-\u001f\u007f-\u009f]*$"
+PRINTABLE: Final = rf"^{_CHARACTER}*$"
+
+#: The same, with something to be seen in it.
+NOT_EMPTY: Final = rf"^{_CHARACTER}*\S{_CHARACTER}*$"
 
 NAME: Final = text(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
@@ -200,14 +206,13 @@ EVENT_ID: Final = text(pattern=r"^[A-Za-z0-9._:-]{1,128}$", minLength=1, maxLeng
 #: What something is looked up by.
 LOOKED_UP: Final = text(minLength=1, maxLength=512, pattern=PRINTABLE)
 
-REASON: Final = text("Why; kept in the audit.", maxLength=MAX_REASON)
+REASON: Final = text("Why; kept in the audit.", maxLength=MAX_REASON, pattern=PRINTABLE)
 
 PARAMETERS: Final[dict[str, Schema]] = {
     "name": in_path("name", NAME, "Its name."),
     "event_id": in_path("event_id", EVENT_ID, "The id of the event."),
-    "source": in_query("source", NAME, "Whose event it is; with a token required, by a signature it is the source that signed."),
+    "source": in_query("source", NAME, "Whose event it is; a source that signs may leave it out.", required=True),
     "reason": in_query("reason", REASON, "Why; kept in the audit."),
-    "cursor": in_query("cursor", text(), "`next_cursor` of the page before."),
     "since": in_query("since", moment(), "Not before this time."),
     "until": in_query("until", moment(), "Before this time."),
     "limit": in_query("limit", whole(minimum=1, maximum=200, default=50), "Entries of a page."),

@@ -8,6 +8,7 @@ from madeira.api.admin.tokens import MAX_EXPIRES
 from madeira.api.openapi.parts import (
     EVENT_ID,
     NAME,
+    NOT_EMPTY,
     PRINTABLE,
     REASON,
     Schema,
@@ -142,12 +143,7 @@ _OF_EVENT: Final = {"event_id": EVENT_ID, "source": text(), "status": _EVENT_STA
 
 _ENDPOINT_NAME: Final = text("Only on its way to this endpoint.", minLength=1, maxLength=255, pattern=PRINTABLE)
 
-_MUST_SAY: Final = text(
-    "Why; kept in the audit.",
-    minLength=1,
-    maxLength=MAX_REASON,
-    pattern=r"^[^\u0000-\u001f\u007f-\u009f]*[!-~][^\u0000-\u001f\u007f-\u009f]*$",
-)
+_MUST_SAY: Final = text("Why; kept in the audit.", minLength=1, maxLength=MAX_REASON, pattern=NOT_EMPTY)
 
 _TOKEN: Final = {
     "name": NAME,
@@ -251,7 +247,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "expires_in": nullable(
                 number("Seconds that it holds; until it is revoked when absent.", minimum=1, maximum=MAX_EXPIRES.total_seconds())
             ),
-            "reason": nullable(text("Why; kept in the audit.", maxLength=MAX_REASON)),
+            "reason": nullable(REASON),
         },
         name=NAME,
         role=words(*Role),

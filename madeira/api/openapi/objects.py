@@ -1,0 +1,163 @@
+"""What can be asked about sources, endpoints and routes; their fields come from the table that the file is checked by."""
+
+from typing import Any, Final
+
+from madeira.api.admin.bodies import MERGE_PATCH
+from madeira.api.openapi import parts
+from madeira.api.openapi.parts import (
+    JSON,
+    Operation,
+    Schema,
+    array,
+    flag,
+    in_query,
+    json_body,
+    moment,
+    nullable,
+    obj,
+    ref,
+    shared,
+    text,
+    whole,
+    words,
+)
+from madeira.routing.fields import KINDS, Kind, schema
+
+_ETAG: Final[Schema] = {"ETag": {"description": "Its version, for `If-Match`.", "schema": {"type": "string"}}}
+
+_MADE: Final[Schema] = _ETAG | {"Location": {"description": "Where it is.", "schema": {"type": "string"}}}
+
+_KEPT: Final = {"version": whole("Rises with each change."), "created_at": moment(), "updated_at": moment()}
+
+_UNFINISHED: Final = nullable(whole("Deliveries that have not ended; null when there are too many of all endpoints to count."))
+
+
+def _schemas() -> dict[str, Schema]:
+    found: dict[str, Schema] = {
+        "Removed": obj(
+            name=text(),
+            removed=flag(),
+            cancelled=whole("Deliveries that ended by it."),
+            requested=whole("Deliveries that are being called at this moment: they end with this attempt."),
+        )
+    }
+    for kind in KINDS:
+        name = kind.capitalize()
+        found[f"New{name}"] = schema(kind)
+        found[name] = _shown(schema(kind), {"unfinished": _UNFINISHED} if kind == "endpoint" else {})
+        found[f"{name}Patch"] = _patch(schema(kind))
+        found[f"{name}s"] = obj(**{f"{kind}s": array(ref(name))})
+    return found
+
+
+def _shown(written: Schema, more: dict[str, Schema]) -> Schema:
+    """An object as it is shown: no defaults of what it does not say, and what Madeira keeps of it."""
+    return {
+        **written,
+        "properties": {**written["properties"], **_KEPT, **more},
+        "required": [*written.get("required", ()), *_KEPT],
+        "description": "Secrets are references (`env:NAME`) or `hidden`.",
+    }
+
+
+def _patch(written: Schema) -> Schema:
+    """A change by RFC 7396: whatever is in it replaces what was, null removes it, tables are merged."""
+    patch = _merged(written)
+    patch["properties"]["version"] = whole("Of what was read; as `If-Match`.")
+    patch["properties"]["name"] = {**written["properties"]["name"], "description": "The same as in the address, or left out."}
+    return patch
+
+
+def _merged(written: Schema) -> Schema:
+    found: dict[str, Any] = {k: v for k, v in written.items() if k not in ("required", "default")}
+    if "properties" in found:
+        found["properties"] = {name: nullable(_merged(value)) for name, value in found["properties"].items()}
+    if isinstance(found.get("additionalProperties"), dict):
+        found["additionalProperties"] = nullable(_merged(found["additionalProperties"]))
+    return found
+
+
+def _operations(kind: Kind) -> tuple[Operation, ...]:
+    name, path = kind.capitalize(), f"/v1/{kind}s"
+    one = f"{path}/{{name}}"
+    removal = (in_query("unfinished", words("refuse", "cancel"), "What becomes of its unfinished deliveries."),)
+    return (
+        Operation(
+            method="get",
+            path=path,
+            name=f"list{name}s",
+            tag=f"{kind}s",
+            summary=f"List the {kind}s.",
+            access=parts.VIEWER,
+            answers={200: ("All of them.", ref(f"{name}s"))},
+            problems=(422,),
+        ),
+        Operation(
+            method="post",
+            path=path,
+            name=f"create{name}",
+            tag=f"{kind}s",
+            summary=f"Make {_a(kind)}.",
+            access=parts.ADMIN,
+            parameters=(shared("reason"),),
+            body=json_body(ref(f"New{name}")),
+            answers={201: ("Made.", ref(name))},
+            headers={201: _MADE},
+            problems=(409, 415, 422),
+            audited=True,
+        ),
+        Operation(
+            method="get",
+            path=one,
+            name=f"show{name}",
+            tag=f"{kind}s",
+            summary=f"Show {_a(kind)}.",
+            access=parts.VIEWER,
+            parameters=(shared("name"),),
+            answers={200: ("It.", ref(name))},
+            headers={200: _ETAG},
+            problems=(404, 422),
+        ),
+        Operation(
+            method="patch",
+            path=one,
+            name=f"update{name}",
+            tag=f"{kind}s",
+            summary=f"Change {_a(kind)}, by a JSON merge patch (RFC 7396).",
+            text="`hidden`, sent back, keeps the secret of that place. What changes nothing leaves no trace.",
+            access=parts.ADMIN,
+            parameters=(shared("name"), shared("if_match"), shared("reason")),
+            body=json_body(ref(f"{name}Patch"), media_types=(MERGE_PATCH, JSON)),
+            answers={200: ("As it is now.", ref(name))},
+            headers={200: _ETAG},
+            problems=(404, 412, 415, 422),
+            audited=True,
+        ),
+        Operation(
+            method="delete",
+            path=one,
+            name=f"delete{name}",
+            tag=f"{kind}s",
+            summary=f"Remove {_a(kind)}.",
+            text=(
+                "While it has unfinished deliveries the answer is 409, unless `unfinished=cancel` and a reason say what is to "
+                "become of them."
+            )
+            if kind == "endpoint"
+            else "",
+            access=parts.ADMIN,
+            parameters=(shared("name"), shared("if_match"), *(removal if kind == "endpoint" else ()), shared("reason")),
+            answers={200: ("Removed.", ref("Removed"))},
+            problems=(404, 409, 412, 422),
+            audited=True,
+        ),
+    )
+
+
+def _a(kind: Kind) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+SCHEMAS: Final = _schemas()
+
+OBJECTS: Final = tuple(operation for kind in KINDS for operation in _operations(kind))
