@@ -44,7 +44,7 @@ def route(*seqs: int) -> None:
 
 
 def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
-    rules = tools.rules.current
+    rules = tools.rules.need()
     with tools.database.connection() as conn:
         found, others = events.routable(conn, seqs)
         results = events.route(conn, [(event.seq, match(rules, event)) for event in found]) if found else []

@@ -27,7 +27,11 @@ from typing import Any
 import psycopg
 import redis
 
+from madeira.egress import Egress
 from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
+from madeira.routing.manage import Configurator
+from madeira.sealing import Sealer, generate
+from madeira.store.database import Database
 from madeira.store.migrate import migrate
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +100,7 @@ class Bench:
     postgres: EmbeddedPostgres = field(init=False)
     valkey: EmbeddedValkey = field(init=False)
     env: dict[str, str] = field(init=False)
+    key: str = field(default_factory=generate, repr=False)
 
     def __post_init__(self) -> None:
         self.sink = Sink()
@@ -106,21 +111,28 @@ class Bench:
             server.start()
             self.stack.callback(server.stop)
         migrate(self.postgres.url)
-        config = self.folder / "bench.toml"
-        config.write_text(self._config())
+        self._configure()
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
         self.env = kept | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "MADEIRA_DATABASE_URL": self.postgres.url,
             "MADEIRA_REDIS_URL": self.valkey.url,
             "MADEIRA_DATA_DIR": str(self.folder / "data"),
-            "MADEIRA_CONFIG": str(config),
+            "MADEIRA_SECRET_KEY": self.key,
             "MADEIRA_PROCESSES": str(self.processes),
             "MADEIRA_THREADS": str(self.threads),
             "MADEIRA_METRICS_PORT": "0",
             "MADEIRA_EGRESS_ALLOW": "127.0.0.1",
             "BARE_REDIS_URL": self.valkey.url,
         }
+
+    def _configure(self) -> None:
+        database = Database(url=self.postgres.url, application="benchmark", pool_max=1)
+        database.open()
+        egress = Egress(allow=("127.0.0.1",), deny=())
+        configurator = Configurator(database=database, sealer=Sealer((self.key,)), egress=egress)
+        configurator.apply(self._config(), prune=True, who="the benchmark")
+        database.close()
 
     def _config(self) -> str:
         text = f'[[source]]\nname = "bench"\nsecrets = ["{SECRET}"]\n'

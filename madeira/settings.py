@@ -5,7 +5,6 @@ reference in ``docs/configuration.md`` is made from it.
 """
 
 import difflib
-import hashlib
 import ipaddress
 import os
 import re
@@ -19,6 +18,7 @@ import psycopg
 import redis
 from psycopg.conninfo import conninfo_to_dict
 
+from madeira import egress, sealing
 from madeira.errors import SettingsError
 
 #: Every name that Madeira reads starts with this; any other name with it stops the start.
@@ -118,6 +118,15 @@ def _folder(value: str) -> Path:
     return Path(value).expanduser().resolve()
 
 
+def _keys(value: str) -> tuple[str, ...]:
+    keys = _list(value)
+    try:
+        sealing.Sealer(keys)
+    except sealing.SealError as e:
+        raise ValueError(str(e)) from None
+    return keys
+
+
 def _list(value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
@@ -152,16 +161,27 @@ class Settings:
     port: int = _setting(8000, _whole(1, 65535), "Port that the API listens on.")
     processes: int = _setting(2, _whole(1, 256), "Processes of the API and of the workers that `madeira up` starts, each.")
     threads: int = _setting(24, _whole(1, 512), "Worker threads per worker process.")
-    config: Path | None = _setting(None, _file, "TOML file with sources, endpoints and routes; followed while running.")
+    config: Path | None = _setting(
+        None, _file, "TOML file with sources, endpoints and routes that `madeira up` applies when it starts."
+    )
     secret_key: tuple[str, ...] = _setting(
-        (), _list, "Keys that encrypt secrets at rest, the first one for new ones. Not used by this version.", secret=True
+        (),
+        _keys,
+        "Keys that seal secrets in the database, comma separated: the first one seals, all of them open. `madeira keygen` makes "
+        "one. The same in every process.",
+        secret=True,
     )
     admin_token: str = _setting("", _text, "Bearer token of the administrator. Empty: no administrator access.", secret=True)
     egress_allow: tuple[str, ...] = _setting(
-        (), _list, "CIDRs and host patterns that may be called. Not enforced by this version."
+        (),
+        _list,
+        "Addresses, networks (CIDR) and host patterns that may be called although they are denied by themselves (this machine, "
+        "link-local, cloud metadata, reserved ranges) or by `MADEIRA_EGRESS_DENY`; comma separated. The more specific one wins.",
     )
     egress_deny: tuple[str, ...] = _setting(
-        (), _list, "CIDRs and host patterns that may not be called. Not enforced by this version."
+        (),
+        _list,
+        "Addresses, networks (CIDR) and host patterns that may not be called; `*` is every address. Comma separated.",
     )
     max_body: int = _setting(1_048_576, _whole(1024, 104_857_600), "Largest request body that intake accepts.", unit="bytes")
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "Lowest level that is logged.")
@@ -188,19 +208,13 @@ class Settings:
             raise SettingsError(
                 f"MADEIRA_PORT and MADEIRA_METRICS_PORT are both {self.port}: the API and the workers' numbers need a port each"
             )
+        # Raises for an entry that is none.
+        egress.Egress(allow=self.egress_allow, deny=self.egress_deny)
 
     @property
     def deliver_threads(self) -> int:
         """Threads of a process that deliveries may hold: two stay free for routing, reconcile and jobs."""
         return max(1, self.threads - 2)
-
-    @property
-    def last_good_config(self) -> Path | None:
-        """Where workers keep a copy of the last configuration file that they accepted, to start again by; one per path."""
-        if self.config is None:
-            return None
-        digest = hashlib.sha256(os.fsencode(self.config)).hexdigest()[:16]
-        return self.data_dir / f"rules-{digest}.toml"
 
 
 def environment_name(f: "Field[Any]") -> str:
@@ -234,8 +248,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         except ValueError as e:
             raise SettingsError(f"{name}: {e}") from None
     settings = Settings(**values)
-    kept = settings.last_good_config
-    if settings.config and kept and not settings.config.is_file() and not kept.is_file():
+    if settings.config and not settings.config.is_file():
         raise SettingsError(f"MADEIRA_CONFIG: there is no file {settings.config}")
     return settings
 

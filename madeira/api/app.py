@@ -29,9 +29,9 @@ from madeira.api.reconcile import Reconcile
 from madeira.broker.memory import warn_of_eviction
 from madeira.broker.queues import Queues
 from madeira.egress import Egress
-from madeira.errors import SettingsError
 from madeira.records import Accepted, NewEvent, Source
 from madeira.routing.follow import RulesFollower
+from madeira.sealing import Sealer
 from madeira.settings import Settings, load, require
 from madeira.store import events as store
 from madeira.store.database import Database
@@ -55,6 +55,9 @@ POOL_MAX: Final = 4
 
 #: Seconds that one statement may take: a caller has gone by then.
 STATEMENT_S: Final = 3.0
+
+#: Seconds that a process waits at its start for the rules to be read.
+FIRST_RULES_S: Final = 3.0
 
 #: Seconds that a stopping process gives its last group to be committed.
 STOP_S: Final = 5.0
@@ -120,7 +123,6 @@ class Application:
         self._parts = ExitStack()
         self._api: WsgiApp | None = None
         self._settings: Settings | None = None
-        self._rules: RulesFollower | None = None
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
@@ -136,20 +138,12 @@ class Application:
         return self._settings
 
     def prepare(self) -> None:
-        """Read settings and rules before the processes are forked, and again at a reload.
-
-        The processes inherit them: one that is started while the file of rules holds a mistake goes on with those from
-        before, where it could otherwise not serve at all.
+        """Read the settings before the processes are forked.
 
         Raises:
-            SettingsError: something is missing or wrong, the first time; later the mistake is logged.
+            SettingsError: something is missing or wrong.
         """
-        try:
-            self._rules = RulesFollower(path=self.settings.config, last_good=self.settings.last_good_config)
-        except SettingsError as e:
-            if self._rules is None:
-                raise
-            _log.error("rules.refused", error=str(e), remedy="the rules from before still hold")
+        _ = self.settings
 
     def open(self) -> WsgiApp:
         """Make the parts, unless it was done, and return the application proper; call it after the fork.
@@ -169,13 +163,13 @@ class Application:
             self._parts.close()
 
     def _make(self, s: Settings) -> WsgiApp:
-        rules = self._follow()
         queues = Queues(redis_url=s.redis_url, namespace=s.namespace, timeout_s=REDIS_S)
         self._parts.callback(queues.close)
         warn_of_eviction(queues.client)
         database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
         database.open()
         self._parts.callback(database.close)
+        rules = self._follow(database, s)
         tokens = KnownTokens(database=database)
         self._parts.callback(tokens.stop)
         enqueue = Enqueue(queues=queues)
@@ -185,7 +179,7 @@ class Application:
         commits.start()
         self._parts.callback(commits.stop, STOP_S)
         return create(
-            sources=lambda: rules.current.sources,
+            sources=lambda: rules.need().sources,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             enqueue=enqueue,
             database=database,
@@ -196,14 +190,15 @@ class Application:
             admin_token=s.admin_token,
         )
 
-    def _follow(self) -> RulesFollower:
-        rules = self._rules or RulesFollower(path=self.settings.config, last_good=self.settings.last_good_config)
+    def _follow(self, database: Database, s: Settings) -> RulesFollower:
+        rules = RulesFollower(database=database, sealer=Sealer(s.secret_key))
         rules.start()
         self._parts.callback(rules.stop)
-        # What was inherited may be older than the file.
-        rules.reload()
-        if not rules.current.sources:
-            _log.warning("api.no_sources", remedy="name sources in the file of MADEIRA_CONFIG; until then every event is refused")
+        # Until they are there every post is answered 503.
+        if rules.wait(FIRST_RULES_S) and not rules.need().sources:
+            _log.warning(
+                "api.no_sources", remedy="make sources with `madeira apply` or the API; until then every event is refused"
+            )
         return rules
 
 

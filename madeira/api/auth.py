@@ -16,6 +16,7 @@ from madeira import log
 from madeira.api import problems
 from madeira.api.known_tokens import KnownTokens
 from madeira.delivery import signing
+from madeira.errors import StoreUnavailable
 from madeira.records import Source
 from madeira.states import Role
 
@@ -105,7 +106,10 @@ class Authenticator:
     def label(self, environ: Mapping[str, Any]) -> str:
         """The value of a metric's label `source`: only names that are known, so that strangers cannot make new ones."""
         name: str = environ.get("HTTP_X_MADEIRA_SOURCE", "")
-        return name if name in self._sources() else "unknown"
+        try:
+            return name if name in self._sources() else "unknown"
+        except StoreUnavailable:
+            return "unknown"
 
     def _bearer(self, environ: Mapping[str, Any]) -> Caller | None:
         scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")

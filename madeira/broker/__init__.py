@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from uuid import uuid4
 
 from dramatiq.broker import MessageProxy
@@ -20,8 +21,11 @@ from madeira.broker.tools import POOL, REDIS_CONNECTIONS, Tools, group_commits
 from madeira.delivery.client import Caller
 from madeira.egress import Egress
 from madeira.errors import BrokerUnavailable
-from madeira.lanes import settings_of
+from madeira.lanes import LaneSettings, settings_of
+from madeira.lanes.pace import endpoint_of
+from madeira.routing.config import Rules
 from madeira.routing.follow import RulesFollower
+from madeira.sealing import Sealer
 from madeira.settings import Settings, require
 from madeira.store.database import Database
 from middleware.idempotency import Idempotency
@@ -40,11 +44,11 @@ def build(settings: Settings) -> MadeiraBroker:
     """The broker of this process, with its tools and its middleware; opens no connection and starts no thread.
 
     Raises:
-        SettingsError: a setting that workers need is missing, or the configuration file is wrong.
+        SettingsError: a setting that workers need is missing.
     """
     require(settings, "database_url", "redis_url")
-    rules = RulesFollower(path=settings.config, on_change=lambda _: broker.nudge(DELIVER), last_good=settings.last_good_config)
     database = Database(url=settings.database_url, application="madeira-worker", pool_max=POOL)
+    rules = RulesFollower(database=database, sealer=Sealer(settings.secret_key), on_change=lambda _: broker.nudge(DELIVER))
     queues = Queues(
         redis_url=settings.redis_url, namespace=settings.namespace, timeout_s=TIMEOUT_S, connections=REDIS_CONNECTIONS - 1
     )
@@ -53,14 +57,10 @@ def build(settings: Settings) -> MadeiraBroker:
         process=f"{socket.gethostname()}.{os.getpid()}.{uuid4().hex[:8]}",
         silence_s=settings.silence_s,
         lease_margin_s=settings.lease_margin_s,
-        lanes=lambda lanes: settings_of(
-            lanes,
-            endpoints=rules.current.endpoints,
-            version=rules.version,
-            lease_margin_s=settings.lease_margin_s,
-        ),
+        lanes=lambda lanes: _lanes(rules.current, lanes, settings.lease_margin_s),
         lanes_version=lambda: rules.version,
-        probe=database.probe,
+        # Without rules there is nothing to route or deliver by.
+        probe=lambda: rules.current is not None and database.probe(),
         middleware=[],
     )
     tools = _tools(settings, broker, database, rules)
@@ -68,6 +68,15 @@ def build(settings: Settings) -> MadeiraBroker:
     for middleware in _middleware(broker, tools):
         broker.add_middleware(middleware)
     return broker
+
+
+def _lanes(rules: Rules | None, lanes: Sequence[str], lease_margin_s: float) -> list[LaneSettings]:
+    """The settings of `lanes`; those whose endpoint is not there, or cannot be called, are left out and hand out nothing."""
+    if rules is None:
+        return []
+    names = {endpoint_of(lane) for lane in lanes}
+    endpoints = {name: endpoint for name in names if (endpoint := rules.endpoint(name)) is not None}
+    return settings_of(lanes, endpoints=endpoints, version=rules.version, lease_margin_s=lease_margin_s)
 
 
 def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules: RulesFollower) -> Tools:

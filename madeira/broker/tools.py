@@ -26,8 +26,12 @@ from madeira.store.database import Database
 from madeira.store.deliveries import ClaimRequest, SettleRequest
 from madeira.store.group_commit import GroupCommit
 
-#: Pooled connections of a worker process to Postgres, beside the two that commit claims and settles.
+#: Pooled connections of a worker process to Postgres, beside the two that commit claims and settles, and the one that
+#: follows the rules.
 POOL: Final = 2
+
+#: Seconds that a worker waits at its start for the rules to be read.
+FIRST_RULES_S: Final = 3.0
 
 #: Seconds that a group of claims or settles may fill under load; a lone one never waits. Measured with 2 processes of 24
 #: threads: four deliveries where three went without, at little more than half the CPU per delivery.
@@ -58,6 +62,9 @@ class Tools:
         self.broker.worker = worker
         self.database.open()
         self.rules.start()
+        if not self.rules.wait(FIRST_RULES_S):
+            # Asks for work once they are there.
+            self.broker.gate.close()
         self.claims.start()
         self.settles.start()
         self.pulse.start()
@@ -86,8 +93,9 @@ class Tools:
         return hand
 
     def endpoint(self, lane: str) -> Endpoint | None:
-        """The endpoint of a lane, as it is now."""
-        return self.rules.current.endpoints.get(endpoint_of(lane))
+        """The endpoint of a lane, as it is now; None when there is none, or it cannot be called from here."""
+        rules = self.rules.current
+        return rules.endpoint(endpoint_of(lane)) if rules else None
 
 
 def group_commits(

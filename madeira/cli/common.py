@@ -16,6 +16,9 @@ import click
 
 from madeira import log, settings
 from madeira.cli.running import DataFolder
+from madeira.egress import Egress
+from madeira.routing.manage import Configurator
+from madeira.sealing import Sealer
 from madeira.settings import Settings
 from madeira.store.database import Database
 
@@ -35,6 +38,7 @@ def load() -> Settings:
         database_url=values.database_url or note.database_url,
         redis_url=values.redis_url or note.redis_url,
         config=values.config or (Path(note.config) if note.config else None),
+        secret_key=values.secret_key or DataFolder(values.data_dir).secret_key(),
     )
 
 
@@ -77,6 +81,19 @@ def person() -> str:
         # A container may run as a user whom no file names.
         name = f"uid {os.getuid()}"
     return f"cli {name}"
+
+
+@contextmanager
+def configurator(values: Settings) -> Iterator[Configurator]:
+    """What reads and changes the configuration, for one command."""
+    with database(values) as found:
+        yield make_configurator(values, found)
+
+
+def make_configurator(values: Settings, database: Database) -> Configurator:
+    """The same on a database that is open."""
+    egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
+    return Configurator(database=database, sealer=Sealer(values.secret_key), egress=egress)
 
 
 def print_json(value: Any) -> None:

@@ -79,7 +79,7 @@ def check(values: Settings) -> None:
         SettingsError: MADEIRA_CONFIG is set, or the API would be open to other machines.
     """
     if values.config is not None:
-        raise SettingsError("--demo brings its own configuration; unset MADEIRA_CONFIG, or leave out --demo")
+        raise SettingsError("--demo brings its own configuration file; unset MADEIRA_CONFIG, or leave out --demo")
     if values.host not in ("127.0.0.1", "::1", "localhost"):
         raise SettingsError(
             f"--demo uses a secret that everybody knows, and does not listen on {values.host}; unset MADEIRA_HOST"

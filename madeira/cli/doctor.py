@@ -12,11 +12,12 @@ import redis
 
 from madeira import __version__
 from madeira.broker.queues import connect
-from madeira.cli.common import configure_log, json_option, load, print_json
+from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.errors import MadeiraError
-from madeira.routing.follow import RulesFollower
+from madeira.routing.follow import rules_of
+from madeira.sealing import Sealer
 from madeira.settings import Settings, is_loopback
-from madeira.store import migrate
+from madeira.store import configuration, migrate
 
 #: Oldest Postgres, as `server_version_num` says it.
 _POSTGRES: Final = 140000
@@ -85,18 +86,11 @@ def _versions() -> Iterator[str]:
 
 
 def _settings(values: Settings) -> Iterator[Finding]:
-    try:
-        rules = RulesFollower(path=values.config).current
-    except MadeiraError as e:
-        yield Finding("error", "configuration", str(e))
-    else:
-        text = f"{len(rules.sources)} sources, {len(rules.endpoints)} endpoints, {len(rules.routes)} routes"
-        if values.config is None:
-            yield Finding("warning", "configuration", "MADEIRA_CONFIG is not set: there is no source, so nothing can be posted")
-        else:
-            yield Finding("ok", "configuration", f"{values.config}: {text}")
     if not values.admin_token:
         yield Finding("warning", "admin token", "MADEIRA_ADMIN_TOKEN is not set: nobody can read /v1/reconcile")
+    if not values.secret_key:
+        text = "MADEIRA_SECRET_KEY is not set: secrets can only be given as env:NAME; `madeira keygen` makes a key"
+        yield Finding("warning", "secret key", text)
     if not is_loopback(values.host):
         yield Finding("warning", "address", f"the API listens on {values.host}; put a proxy with TLS in front of it")
     if values.lease_margin_s < 10:
@@ -124,6 +118,20 @@ def _postgres(values: Settings) -> Iterator[Finding]:
         yield Finding("error", "migrations", f"{', '.join(missing)} not applied yet; run `madeira migrate`")
     else:
         yield Finding("ok", "migrations", "the tables are up to date")
+        with database(values) as db, db.connection() as pooled:
+            yield from _configuration(values, pooled)
+
+
+def _configuration(values: Settings, conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+    """What the processes would make of the configuration, with the environment and the keys of this one."""
+    rules = rules_of(configuration.read(conn), sealer=Sealer(values.secret_key))
+    text = f"{len(rules.sources)} sources, {len(rules.endpoints)} endpoints, {len(rules.routes)} routes"
+    if rules.sources:
+        yield Finding("ok", "configuration", f"version {rules.version}: {text}")
+    else:
+        yield Finding("warning", "configuration", f"{text}: nothing can be posted; make a source with `madeira apply` or the API")
+    for what, reason in rules.unusable.items():
+        yield Finding("error", "configuration", f"{what} cannot be used: {reason}")
 
 
 def _postgres_settings(conn: psycopg.Connection[Any]) -> Iterator[Finding]:

@@ -10,9 +10,11 @@ import psycopg
 import redis
 
 from madeira import __version__
+from madeira.cli.apply import apply, export
 from madeira.cli.cancel import cancel
 from madeira.cli.doctor import doctor
 from madeira.cli.events import events, trace
+from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
 from madeira.cli.operate import migrate, reconcile
 from madeira.cli.replay import replay, reroute
@@ -66,5 +68,22 @@ def main() -> None:
     """
 
 
-for command in (up, migrate, send, listen, events, trace, replay, reroute, cancel, reconcile, token, doctor):
+for command in (
+    up,
+    migrate,
+    apply,
+    export,
+    keygen,
+    reencrypt,
+    send,
+    listen,
+    events,
+    trace,
+    replay,
+    reroute,
+    cancel,
+    reconcile,
+    token,
+    doctor,
+):
     main.add_command(command)

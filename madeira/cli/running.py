@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from madeira.errors import MadeiraError, SettingsError
+from madeira.sealing import Sealer, SealError, generate
 
 #: Seconds that processes of an `up` that was killed get to end by themselves (its death told them to).
 _PATIENCE_S: Final = 20.0
@@ -47,6 +48,7 @@ class DataFolder:
         self.path = path
         self._note = path / "up.json"
         self._lock_file = path / "up.lock"
+        self._key_file = path / "secret.key"
         self._lock: IO[str] | None = None
 
     def lock(self) -> None:
@@ -102,6 +104,36 @@ class DataFolder:
         """The note, if its `up` runs."""
         note = self.read()
         return note if note and self._is_locked() else None
+
+    def secret_key(self) -> tuple[str, ...]:
+        """The key that an `up` with an embedded Postgres has made here; empty when there is none.
+
+        Raises:
+            SettingsError: it cannot be read, or is no key.
+        """
+        try:
+            key = self._key_file.read_text().strip()
+        except FileNotFoundError:
+            return ()
+        except (OSError, UnicodeDecodeError):
+            raise SettingsError(f"the key in {self._key_file} cannot be read; set MADEIRA_SECRET_KEY") from None
+        try:
+            Sealer((key,))
+        except SealError:
+            raise SettingsError(f"{self._key_file} holds no key; put the right one back, or set MADEIRA_SECRET_KEY") from None
+        return (key,)
+
+    def make_secret_key(self) -> Path:
+        """Make a key and keep it, readable for its owner only; where it is. Only while the lock is ours."""
+        fresh = self._key_file.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(generate() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(self._key_file)
+        return self._key_file
 
     def end_leftovers(self) -> int:
         """End what an `up` that was killed has left; returns the number of processes. Only while the lock is ours."""

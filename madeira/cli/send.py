@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -12,10 +12,13 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
+from madeira.cli.apply import read
 from madeira.cli.common import api_url, json_option, load
 from madeira.delivery.signing import sign
 from madeira.errors import SettingsError
-from madeira.routing.follow import RulesFollower
+from madeira.records import Source
+from madeira.routing.config import parse_toml
+from madeira.sealing import Sealer
 from madeira.settings import Settings, secret_reference
 
 #: Seconds that one answer of the API may take.
@@ -93,7 +96,7 @@ def _credentials(values: Settings, source: str | None, secret: str | None) -> tu
         return source, secret_reference(secret, "--secret")
     if secret:
         raise click.UsageError("--secret needs --source")
-    sources = RulesFollower(path=values.config).current.sources if values.config else {}
+    sources = _sources(values)
     if source is None and len(sources) == 1:
         source = next(iter(sources))
     if source is None:
@@ -102,6 +105,13 @@ def _credentials(values: Settings, source: str | None, secret: str | None) -> tu
     if source not in sources:
         raise SettingsError(f"the source {source} is not in the configuration file; give its --secret")
     return source, sources[source].secrets[0]
+
+
+def _sources(values: Settings) -> Mapping[str, Source]:
+    """Those of the configuration file, if one is known: what the database has is for the processes only."""
+    if values.config is None:
+        return {}
+    return parse_toml(read(values.config), where=str(values.config), sealer=Sealer(values.secret_key)).sources
 
 
 def _tell(answer: httpx.Response, *, as_json: bool) -> None:

@@ -16,14 +16,14 @@ from typing import Final
 import click
 
 from madeira import metrics, settings
-from madeira.cli import demo
+from madeira.cli import common, demo
+from madeira.cli.apply import read, told
 from madeira.cli.common import url_of
 from madeira.cli.output import Output
 from madeira.cli.running import DataFolder, Note
 from madeira.cli.supervisor import Program, Server, Supervisor
 from madeira.embedded import EmbeddedPostgres, EmbeddedValkey, free_port
-from madeira.errors import SettingsError
-from madeira.routing.follow import RulesFollower
+from madeira.errors import ConfigurationInvalid, SettingsError
 from madeira.settings import Settings
 from madeira.store.migrate import migrate
 
@@ -38,8 +38,8 @@ def up(with_demo: bool, started_at: float | None) -> None:
     """Start everything, and stop it at Ctrl-C.
 
     Postgres and Valkey are started from Python packages unless MADEIRA_DATABASE_URL and MADEIRA_REDIS_URL name servers;
-    then come the migrations, the API, the workers and the scheduler. What ends unexpectedly is started again. SIGHUP lets the
-    parts read their configuration again.
+    then come the migrations, the file of MADEIRA_CONFIG, the API, the workers and the scheduler. What ends unexpectedly is
+    started again. SIGHUP starts the processes of the API and the workers anew, one after another.
     """
     values = settings.load()
     values = replace(values, data_dir=values.data_dir.resolve())
@@ -58,6 +58,7 @@ class _Up:
         self._demo_started_at = demo_started_at
         self._output = Output()
         self._folder = DataFolder(values.data_dir)
+        self._embedded = not values.database_url
         self._show: demo.Show | None = None
         self._supervisor = Supervisor(self._output, note_sessions=self._note)
 
@@ -88,10 +89,10 @@ class _Up:
         self._start_servers()
         applied = migrate(self._values.database_url)
         self._output.line("up", f"migrations applied: {', '.join(applied)}" if applied else "the tables are up to date")
+        self._find_key()
         if self._demo_started_at is not None:
             self._start_receiver()
-        # Checked here, so that a mistake stops the start with one line and not with a child that ends again and again.
-        RulesFollower(path=self._values.config)
+        self._apply()
         for family in ("worker", "scheduler"):
             folder = self._values.data_dir / "metrics" / family
             folder.mkdir(parents=True, exist_ok=True)
@@ -113,6 +114,32 @@ class _Up:
             self._supervisor.start(Server(valkey))
             self._values = replace(self._values, redis_url=valkey.url)
             self._output.line("up", f"embedded Valkey runs on port {valkey.port}; its data is in {valkey.folder}")
+
+    def _find_key(self) -> None:
+        """Beside an embedded Postgres a key for secrets is made and kept, where none is set."""
+        kept = self._folder.secret_key()
+        if self._values.secret_key:
+            if kept and not set(kept) <= set(self._values.secret_key):
+                text = f"secrets sealed with the key in {self._folder.path} open only if MADEIRA_SECRET_KEY holds that key too"
+                self._output.line("up", text, bold=True)
+            return
+        if not kept and self._embedded:
+            file = self._folder.make_secret_key()
+            self._output.line("up", f"a key for secrets was made and is in {file}; whoever keeps a copy of the data keeps it too")
+            kept = self._folder.secret_key()
+        self._values = replace(self._values, secret_key=kept)
+
+    def _apply(self) -> None:
+        """Apply the file here, so that a mistake stops the start with one line, before anything works by it."""
+        if self._values.config is None:
+            return
+        with common.configurator(self._values) as configurator:
+            try:
+                difference = configurator.apply(read(self._values.config), who="madeira up")
+            except ConfigurationInvalid as e:
+                raise SettingsError(f"{self._values.config}: {e}") from None
+        *_, summary = told(difference)
+        self._output.line("up", f"{self._values.config.name} is applied: {summary}")
 
     def _start_receiver(self) -> None:
         port = free_port(demo.RECEIVER_PORT)

@@ -1,365 +1,286 @@
-"""The configuration file: sources, endpoints and routes in TOML, checked as a whole and turned into frozen records.
+"""Sources, endpoints and routes: from a document, as a file or a client writes it, to the frozen records that everything else
+works with.
 
-Each table has a list of its fields, and each field a function that checks and converts its value; an error names the file,
-the table, the field and what would be right, since it stops a start or keeps a change from taking effect. Values of secrets
-and headers are never told. Fields of a later version are known by name, so that a file written for it is refused with the
-true reason.
+There is one way for all: the document is checked field by field against the table in `madeira.routing.fields`, everything that
+is wrong is told at once, and what comes out is its canonical form, which is kept in Postgres. Records are made from that
+when the rules are read. An error names the object, the field, and what would be right; values of secrets and headers are
+never told.
 """
 
-import base64
-import binascii
 import difflib
-import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Final
 
-from madeira import target
-from madeira.errors import SettingsError
-from madeira.headers import is_reserved
-from madeira.records import CALLBACK_URL, Endpoint, RetryPolicy, Route, Source
+from madeira.errors import ConfigurationInvalid, FieldProblem, SettingsError
+from madeira.records import CALLBACK_URL, ClientCertificate, Endpoint, RetryPolicy, Route, Source
+from madeira.routing import secrets
+from madeira.routing.fields import FIELDS, KINDS, Field, Kind, as_table, check_pair, schema
+from madeira.routing.values import ENV_PREFIX, How, Wrong, name
+from madeira.sealing import Sealer
 from madeira.settings import secret_reference
 
 #: Name of the endpoint that is always there: it calls the address that came with the event.
 CALLBACK: Final = "callback"
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e\xa0-\xff\t]*")
-
-#: Numbers up to this are told in errors: a longer integer is no float, and may be too long to be written at all.
-_SHOWABLE: Final = 1e300
-
-_METHODS: Final = ("POST", "PUT", "PATCH")
-
-_SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # a prefix, no secret
+Record = Source | Endpoint | Route
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Rules:
-    """All sources, endpoints and routes of one moment."""
+    """All sources, endpoints and routes of one moment. Compared by identity: another moment has other rules."""
 
     sources: Mapping[str, Source]
-    #: The built-in `CALLBACK` included.
+    #: The built-in `CALLBACK` included. Those that are unusable are here too, without what makes them so: events are
+    #: routed to them and wait. What calls must ask `endpoint`.
     endpoints: Mapping[str, Endpoint]
-    #: In the order of the file.
+    #: In their order.
     routes: tuple[Route, ...]
+    #: Rises with every change.
+    version: int = 0
+    #: What cannot be used in this process, as ``endpoint/ledger``, and why.
+    unusable: Mapping[str, str] = field(default_factory=dict)
+
+    def endpoint(self, name: str) -> Endpoint | None:
+        """The endpoint `name`, if it can be called."""
+        return None if f"endpoint/{name}" in self.unusable else self.endpoints.get(name)
 
 
-class _Wrong(Exception):
-    """Raised by a field's check; the caller adds the place."""
+@dataclass(slots=True)
+class Problems:
+    """Collects what is wrong, under a common place."""
 
+    prefix: str = ""
+    found: list[FieldProblem] = field(default_factory=list)
 
-_Check = Callable[[Any], Any]
+    def add(self, place: str, detail: str) -> None:
+        """Note that `detail` is wrong at `place`."""
+        self.found.append(FieldProblem(f"{self.prefix}{place}" if place else self.prefix.removesuffix("."), detail))
 
-_T = TypeVar("_T")
+    def under(self, prefix: str) -> "Problems":
+        """The same collection, for what is below `prefix`."""
+        return Problems(prefix, self.found)
 
-
-def parse_toml(text: str, *, where: str, environ: Mapping[str, str] | None = None) -> Rules:
-    """Parse and check a configuration file's `text`.
-
-    `where` names the file in errors; `environ` is where ``env:NAME`` is looked up (the process's environment when absent).
-
-    Raises:
-        SettingsError: the first thing that is wrong, and where.
-    """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise SettingsError(f"{where}: not valid TOML: {e}") from None
-    except RecursionError:
-        raise SettingsError(f"{where}: not usable TOML: values are nested too deeply") from None
-    except ValueError as e:
-        # A number with too many digits, for one, is no error of syntax to the parser.
-        raise SettingsError(f"{where}: not usable TOML: {e}") from None
-    return _Reader(where, environ).rules(document)
+    def refuse(self) -> None:
+        """Raise what was found, if anything."""
+        if self.found:
+            raise ConfigurationInvalid(tuple(self.found))
 
 
 def no_rules() -> Rules:
-    """What holds without a file: no source, and the built-in endpoint only."""
-    return Rules(MappingProxyType({}), MappingProxyType({CALLBACK: _callback()}), ())
+    """What holds without any configuration: no source, and the built-in endpoint only."""
+    return Rules(MappingProxyType({}), MappingProxyType({CALLBACK: callback()}), ())
 
 
-def _callback() -> Endpoint:
+def callback() -> Endpoint:
+    """The built-in endpoint."""
     return Endpoint(name=CALLBACK, url=CALLBACK_URL)
 
 
-class _Reader:
-    def __init__(self, where: str, environ: Mapping[str, str] | None) -> None:
-        self._where = where
-        self._environ = environ
+# -- from a document to its canonical form ---------------------------------------------------------------------------
 
-    def rules(self, document: Mapping[str, Any]) -> Rules:
-        _refuse_unknown(document, ("source", "endpoint", "route"), self._where)
-        sources = self._named("source", document, self._source)
-        endpoints = {CALLBACK: _callback(), **self._named("endpoint", document, self._endpoint)}
-        routes = self._named("route", document, partial(self._route, sources, endpoints))
-        return Rules(MappingProxyType(sources), MappingProxyType(endpoints), tuple(routes.values()))
 
-    def _named(self, kind: str, document: Mapping[str, Any], read: Callable[[str, str, Mapping[str, Any]], _T]) -> dict[str, _T]:
-        tables = document.get(kind, [])
-        if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-            raise SettingsError(f"{self._where}: write [[{kind}]] with double brackets: there can be several")
-        found: dict[str, _T] = {}
-        for number, table in enumerate(tables, 1):
-            name = self._field(f"{self._where}: {kind} number {number}", table, "name", _name)
-            place = f"{self._where}: {kind} {name!r}"
-            if name in found:
-                raise SettingsError(f"{place}: there are two of this name")
-            found[name] = read(name, place, table)
-        return found
+def canonical(kind: Kind, of: str, document: Mapping[str, Any], how: How, problems: Problems) -> dict[str, Any]:
+    """The canonical form of `document`, without its name, which must be `of` where it stands there."""
+    if kind == "endpoint" and of == CALLBACK:
+        problems.add(
+            "name", f"the endpoint {CALLBACK} is built in and cannot be changed; make another one with url = {CALLBACK_URL!r}"
+        )
+    if document.get("name", of) != of:
+        problems.add("name", "an object keeps its name; make a new one instead")
+    plain = {key: value for key, value in document.items() if key != "name"}
+    found = _table(FIELDS[kind][1:], plain, how, problems, "")
+    _check_together(kind, found, problems)
+    return found
 
-    def _source(self, name: str, place: str, table: Mapping[str, Any]) -> Source:
-        values = self._fields(place, table, {"name": _name, "secrets": _texts}, required=("secrets",))
-        secrets = self._secrets(place, values["secrets"])
-        if not secrets:
-            raise SettingsError(f"{place}: secrets must hold at least one: nothing that the source posts could be verified")
-        return Source(name=name, secrets=secrets)
 
-    def _endpoint(self, name: str, place: str, table: Mapping[str, Any]) -> Endpoint:
-        values = self._fields(place, table, _ENDPOINT, required=("url",), later=("success", "body"))
-        if values.pop("ordering", "none") != "none":
-            raise SettingsError(f'{place}: field ordering: anything but "none" is not available in this version')
-        breaker = self._fields(f"{place}: breaker", values.pop("breaker", {}), {"enabled": _flag})
-        if breaker.get("enabled"):
-            raise SettingsError(f"{place}: the breaker is not available in this version; leave it out or set enabled = false")
-        values["secrets"] = self._secrets(place, values.pop("secrets", ()))
-        values["headers"] = self._headers(place, values.pop("headers", {}))
-        values["retry"] = self._retry(place, values.pop("retry", {}))
-        return Endpoint(**{**values, "name": name})
+def _table(fields: tuple[Field, ...], table: Mapping[str, Any], how: How, problems: Problems, at: str) -> dict[str, Any]:
+    known = [one.name for one in fields]
+    for key in table:
+        if key not in known:
+            problems.add(f"{at}{str(key)[:100]}", f"unknown field{did_you_mean(key, known)}")
+    found: dict[str, Any] = {}
+    for one in fields:
+        if one.name in table:
+            _one(one, table[one.name], how, problems, at, found)
+        elif one.required:
+            problems.add(f"{at}{one.name}", "is missing")
+    return found
 
-    def _headers(self, place: str, table: Mapping[str, Any]) -> Mapping[str, str]:
-        headers: dict[str, str] = {}
-        for name, value in table.items():
-            headers[name] = self._field(f"{place}: headers", table, name, partial(_header, name))
-            headers[name] = secret_reference(value, f"{place}: header {name}", self._environ)
-            if not _HEADER_VALUE.fullmatch(headers[name]):
-                raise SettingsError(
-                    f"{place}: header {name}: its value holds a character that is not allowed, such as a line break"
-                )
-        return MappingProxyType(headers)
 
-    def _retry(self, place: str, table: Mapping[str, Any]) -> RetryPolicy:
-        place = f"{place}: retry"
-        values = self._fields(place, table, _RETRY)
-        if "delays" in values:
-            both = sorted(values.keys() & {"initial", "factor", "max"})
-            if both:
-                raise SettingsError(f"{place}: delays is an explicit list and cannot stand beside {', '.join(both)}")
-        policy = RetryPolicy(**values)
-        if policy.initial > policy.max:
-            raise SettingsError(f"{place}: initial = {policy.initial:g} is more than max = {policy.max:g}")
-        return policy
+def _one(one: Field, value: Any, how: How, problems: Problems, at: str, found: dict[str, Any]) -> None:
+    place = f"{at}{one.name}"
+    try:
+        if one.fields:
+            found[one.name] = _table(one.fields, as_table(value), how, problems, f"{place}.")
+        else:
+            found[one.name] = one.value.check(value, how)
+    except Wrong as e:
+        for below, detail in e.problems:
+            problems.add(f"{place}{below}", detail)
 
-    def _route(
-        self, sources: Mapping[str, Source], endpoints: Mapping[str, Endpoint], name: str, place: str, table: Mapping[str, Any]
-    ) -> Route:
-        values = self._fields(place, table, _ROUTE, required=("endpoint",), later=("filter",))
-        for field, known in (("endpoint", endpoints), ("source", sources)):
-            if field in values and values[field] not in known:
-                raise SettingsError(f"{place}: there is no {field} {values[field]!r}{_did_you_mean(values[field], known)}")
-        return Route(**{**values, "name": name})
 
-    def _secrets(self, place: str, references: Iterable[str]) -> tuple[str, ...]:
-        secrets = tuple(secret_reference(r, f"{place}: secrets", self._environ) for r in references)
-        for number, secret in enumerate(secrets, 1):
-            if secret.startswith(_SECRET_PREFIX) and not _is_base64(secret.removeprefix(_SECRET_PREFIX)):
-                raise SettingsError(f"{place}: secrets: number {number} is not base64 after {_SECRET_PREFIX}")
-        return secrets
-
-    def _fields(
-        self,
-        place: str,
-        table: Mapping[str, Any],
-        checks: Mapping[str, _Check],
-        *,
-        required: Iterable[str] = (),
-        later: Iterable[str] = (),
-    ) -> dict[str, Any]:
-        for name in later:
-            if name in table:
-                raise SettingsError(f"{place}: field {name} is not available in this version")
-        _refuse_unknown(table, checks, place)
-        for name in required:
-            if name not in table:
-                raise SettingsError(f"{place}: field {name} is missing")
-        return {name: self._field(place, table, name, checks[name]) for name in table}
-
-    def _field(self, place: str, table: Mapping[str, Any], name: str, check: _Check) -> Any:
-        if name not in table:
-            raise SettingsError(f"{place}: field {name} is missing")
+def _check_together(kind: Kind, found: Mapping[str, Any], problems: Problems) -> None:
+    """What can only be seen from several fields."""
+    if kind != "endpoint":
+        return
+    retry = found.get("retry", {})
+    both = sorted(retry.keys() & {"initial", "factor", "max"})
+    if "delays" in retry and both:
+        problems.add("retry.delays", f"is an explicit list and cannot stand beside {', '.join(both)}")
+    policy = _retry(retry)
+    if "delays" not in retry and policy.initial > policy.max:
+        problems.add("retry.initial", f"initial = {policy.initial:g} is more than max = {policy.max:g}")
+    certificate = found.get("client_certificate", {})
+    if certificate.keys() == {"chain", "key"} and not any(
+        p.field.startswith(f"{problems.prefix}client_cert") for p in problems.found
+    ):
         try:
-            return check(table[name])
-        except _Wrong as e:
-            raise SettingsError(f"{place}: field {name}: {e}") from None
+            check_pair(certificate)
+        except Wrong as e:
+            for below, detail in e.problems:
+                problems.add(f"client_certificate{below}", detail)
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], place: str) -> None:
-    for name in table:
-        if name not in known:
-            raise SettingsError(f"{place}: unknown field {name!r}{_did_you_mean(name, known)}")
+def check_references(route: Mapping[str, Any], sources: Iterable[str], endpoints: Iterable[str], problems: Problems) -> None:
+    """See that what a route names is there; `endpoints` without the built-in one."""
+    for one, known in (("endpoint", {*endpoints, CALLBACK}), ("source", set(sources))):
+        if isinstance(route.get(one), str) and route[one] not in known:
+            problems.add(one, f"there is no {one} {route[one]!r}{did_you_mean(route[one], known)}")
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(one: str, known: Iterable[str]) -> str:
+    """A hint at the nearest of `known`; at all of them when none is near and there are few."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(str(one), known, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known are {', '.join(known)}" if known else ""
+    return f"; known are {', '.join(known)}" if 0 < len(known) <= 20 else ""
 
 
-def _is_base64(text: str) -> bool:
+# -- from the canonical form to a record -----------------------------------------------------------------------------
+
+
+def record(kind: Kind, of: str, spec: Mapping[str, Any]) -> Record:
+    """The record of a canonical form whose secrets are the secrets themselves."""
+    if kind == "source":
+        return Source(**{**spec, "name": of, "secrets": tuple(spec["secrets"])})
+    if kind == "route":
+        return Route(**{**spec, "name": of})
+    values = {key: value for key, value in spec.items() if key not in ("ordering", "breaker")}
+    certificate = values.pop("client_certificate", None)
+    return Endpoint(
+        **{
+            **values,
+            "name": of,
+            "headers": MappingProxyType(dict(values.get("headers", {}))),
+            "secrets": tuple(values.get("secrets", ())),
+            "retry": _retry(values.get("retry", {})),
+            "client_certificate": ClientCertificate(**certificate) if certificate else None,
+        }
+    )
+
+
+def _retry(table: Mapping[str, Any]) -> RetryPolicy:
+    return RetryPolicy(**{**table, "delays": tuple(table.get("delays", ()))})
+
+
+def resolved(
+    kind: Kind, of: str, spec: Mapping[str, Any], *, sealer: Sealer, environ: Mapping[str, str] | None, problems: Problems
+) -> Record | None:
+    """The record of an object, with its secrets opened and looked up; None, and what is wrong, when that is impossible.
+
+    `environ` is where ``env:NAME`` is looked up; the process's environment when absent.
+    """
+    before = len(problems.found)
+    opened = secrets.opened(kind, spec, sealer, problems.add, {})
+
+    def look_up(place: secrets.Place, text: str) -> str:
+        if not text.startswith(ENV_PREFIX):
+            return text
+        try:
+            return secret_reference(text, str(place), environ)
+        except SettingsError:
+            problems.add(str(place), f"the environment variable {text.removeprefix(ENV_PREFIX)} is not set in this process")
+            return text
+
+    found = canonical(kind, of, secrets.changed(kind, opened, look_up), How(resolved=True), problems)
+    return record(kind, of, found) if len(problems.found) == before else None
+
+
+# -- from a file to documents ----------------------------------------------------------------------------------------
+
+
+def tables(text: str, problems: Problems) -> dict[Kind, dict[str, dict[str, Any]]]:
+    """The documents of a TOML file by kind and name, in their order; what has no usable name is told and left out."""
+    found: dict[Kind, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
+    document = _toml(text, problems)
+    for one in document:
+        if one not in KINDS:
+            problems.add(one[:100], f"unknown field{did_you_mean(one, KINDS)}")
+    for kind in KINDS:
+        listed = document.get(kind, [])
+        if not isinstance(listed, list) or not all(isinstance(t, dict) for t in listed):
+            problems.add(kind, f"write [[{kind}]] with double brackets: there can be several")
+            continue
+        for number, table in enumerate(listed, 1):
+            _named(kind, number, table, found[kind], problems)
+    return found
+
+
+def _named(kind: Kind, number: int, table: dict[str, Any], found: dict[str, dict[str, Any]], problems: Problems) -> None:
+    below = problems.under(f"{kind} number {number}.")
+    if "name" not in table:
+        below.add("name", "is missing")
+        return
     try:
-        return bool(base64.b64decode(text, validate=True))
-    except binascii.Error:
-        return False
+        of = name().check(table["name"], How())
+    except Wrong as e:
+        below.add("name", str(e))
+        return
+    if of in found:
+        problems.add(f"{kind}[{of}].name", "there are two of this name")
+    found[of] = table
 
 
-def _kind(value: Any) -> str:
-    kinds = {bool: "a boolean", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table"}
-    return kinds.get(type(value), "a date or time")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Wrong(f"must be a text, not {_kind(value)}")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise _Wrong(f"must be a list of texts, not {_kind(value)}")
-    return tuple(_text(v) for v in value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong(f"must be true or false, not {_kind(value)}")
-    return value
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise _Wrong(f"must be a table, not {_kind(value)}")
-    return value
-
-
-def _number(low: float, high: float) -> _Check:
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _Wrong(f"must be a number, not {_kind(value)}")
-        if not low <= value <= high:
-            shown = "the number" if abs(value) > _SHOWABLE else f"{value:g}"
-            raise _Wrong(f"{shown} is not between {low:g} and {high:g}")
-        return float(value)
-
-    return check
-
-
-def _whole(low: int, high: int) -> _Check:
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _Wrong(f"must be a whole number, not {_kind(value)}")
-        if not low <= value <= high:
-            raise _Wrong(f"{value if abs(value) < _SHOWABLE else 'the number'} is not between {low} and {high}")
-        return value
-
-    return check
-
-
-def _delays(value: Any) -> tuple[float, ...]:
-    if not isinstance(value, list) or not value:
-        raise _Wrong("must be a list of at least one number of seconds")
-    check = _number(0.0, 30 * 86400)
-    return tuple(check(v) for v in value)
-
-
-def _name(value: Any) -> str:
-    if not _NAME.fullmatch(_text(value)):
-        raise _Wrong(f"{value!r} must be 1 to 64 of letters, digits, '.', '_' and '-', and start with a letter or digit")
-    return str(value)
-
-
-def _one_of(*allowed: str) -> _Check:
-    def check(value: Any) -> str:
-        if _text(value) not in allowed:
-            raise _Wrong(f"{value!r} is none of {', '.join(allowed)}")
-        return str(value)
-
-    return check
-
-
-def _url(value: Any) -> str:
-    if _text(value) == CALLBACK_URL:
-        return CALLBACK_URL
-    if "{" in value or "}" in value:
-        raise _Wrong(f"a URL template other than {CALLBACK_URL} is not available in this version")
-    if not value.isprintable() or " " in value:
-        raise _Wrong("holds a space or a control character")
+def _toml(text: str, problems: Problems) -> dict[str, Any]:
     try:
-        parts = urlsplit(value)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        problems.add("", f"not valid TOML: {e}")
+    except RecursionError:
+        problems.add("", "not usable TOML: values are nested too deeply")
     except ValueError as e:
-        raise _Wrong(f"is not a URL: {e}") from None
-    if not valid:
-        raise _Wrong(f"must be an http:// or https:// URL with a host, or {CALLBACK_URL}")
-    if parts.username is not None or parts.fragment:
-        raise _Wrong("must hold neither a user name (put credentials into headers) nor a fragment")
-    try:
-        target.parse(value)
-    except target.BadUrl as e:
-        raise _Wrong(str(e)) from None
-    return str(value)
+        # A number with too many digits, for one, is no error of syntax to the parser.
+        problems.add("", f"not usable TOML: {e}")
+    return {}
 
 
-def _header(name: str, value: Any) -> str:
-    if not _HEADER_NAME.fullmatch(name):
-        raise _Wrong("is not the name of a header")
-    if is_reserved(name):
-        raise _Wrong("this header is set by Madeira and cannot be replaced")
-    return _text(value)
+def parse_toml(text: str, *, where: str, environ: Mapping[str, str] | None = None, sealer: Sealer | None = None) -> Rules:
+    """The rules of a file's `text`, with their secrets looked up and opened, without any database.
+
+    `where` names the file in errors; `environ` is where ``env:NAME`` is looked up.
+
+    Raises:
+        SettingsError: what is wrong, and where.
+    """
+    problems = Problems()
+    documents = tables(text, problems)
+    found: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for kind in KINDS:
+        for of, document in documents[kind].items():
+            below = problems.under(f"{kind}[{of}].")
+            made = resolved(kind, of, document, sealer=sealer or Sealer(()), environ=environ, problems=below)
+            if kind == "route":
+                check_references(document, documents["source"], documents["endpoint"], below)
+            if made is not None:
+                found[kind][of] = made
+    if problems.found:
+        raise SettingsError(f"{where}: {ConfigurationInvalid(tuple(problems.found))}")
+    endpoints = {CALLBACK: callback(), **found["endpoint"]}
+    return Rules(MappingProxyType(found["source"]), MappingProxyType(endpoints), tuple(found["route"].values()))
 
 
-def _pattern(value: Any) -> str:
-    if not _text(value):
-        raise _Wrong('must not be empty; "*" matches every type')
-    return str(value)
-
-
-_ENDPOINT: Final[dict[str, _Check]] = {
-    "name": _name,
-    "url": _url,
-    "method": _one_of(*_METHODS),
-    "headers": _table,
-    "rate": _number(0.001, 100_000),
-    "burst": _whole(1, 100_000),
-    "concurrency": _whole(1, 10_000),
-    "timeout": _number(0.05, 600),
-    "secrets": _texts,
-    "retry": _table,
-    "require_body": _flag,
-    "ordering": _text,
-    "breaker": _table,
-}
-
-_RETRY: Final[dict[str, _Check]] = {
-    "initial": _number(0.01, 86400),
-    "factor": _number(1, 100),
-    "max": _number(0.01, 30 * 86400),
-    "jitter": _number(0, 1),
-    "max_attempts": _whole(1, 1000),
-    "max_age": _number(0.1, 365 * 86400),
-    "delays": _delays,
-}
-
-_ROUTE: Final[dict[str, _Check]] = {
-    "name": _name,
-    "endpoint": _text,
-    "source": _text,
-    "event_type": _pattern,
-    "routing_key": _text,
-}
+__all__ = ["CALLBACK", "FIELDS", "KINDS", "Kind", "Rules", "no_rules", "parse_toml", "schema"]

@@ -1,32 +1,32 @@
-"""The rules as they are now: a configuration file, followed while the process runs.
+"""The rules as they are now: Postgres, followed while the process runs.
 
-The file is read every second, not watched: it may lie on any file system, be replaced by renaming, or be a mounted secret.
-A file with a mistake changes nothing: the old rules stay and the mistake is logged, once. A file is taken only when two
-looks, a moment apart, see the same: an editor that empties it before it writes must not take all rules away in between. A
-file that has lost all its sources counts as a mistake too: a full disk leaves an empty one.
+The version of the configuration is asked for every second, and the whole is read, as one snapshot, when it rose. So a change
+counts within two seconds in every process, and nobody reads Postgres per message. While Postgres is away the rules from before
+hold; a process that has not read any yet has none, and does nothing that needs them.
 
-A worker must be able to start again while the file holds a mistake, or a mistake would end the deliveries that it had no
-part in. So whoever names a place for it keeps a copy of the last file that was accepted.
+An object that cannot be used here (a variable of the environment that is not set, a secret that no key opens) makes nothing
+else unusable: it is logged once, and stands in `Rules.unusable`.
 """
 
-import contextlib
-import os
-import tempfile
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
-from madeira.errors import SettingsError
+import psycopg
+
+from madeira.errors import StoreError, StoreUnavailable
 from madeira.log import get
-from madeira.routing.config import Rules, no_rules, parse_toml
+from madeira.records import Endpoint, Route, Source
+from madeira.routing.config import CALLBACK, Problems, Record, Rules, callback, record, resolved
+from madeira.routing.fields import KINDS, Kind
+from madeira.sealing import Sealer
+from madeira.store import configuration
+from madeira.store.configuration import Snapshot, Stored
+from madeira.store.database import BoundedConnection, Database
 
-#: Seconds between two looks at the file; a change counts within 2 s.
+#: Seconds between two looks; a change counts within 2 s.
 _PERIOD_S: Final = 1.0
-
-#: Seconds that a changed file must stay the same before it is taken.
-_SETTLE_S: Final = 0.1
 
 log = get(__name__)
 
@@ -34,44 +34,63 @@ log = get(__name__)
 class RulesFollower:
     """Holds the current rules; a thread of its own brings them up to date.
 
-    `path` is the file, or None for the built-in rules only. `on_change` is called with the new rules, in the follower's
-    thread, after each change (not for the first ones). `last_good` is where a copy of the last accepted file is kept,
-    readable for its owner only; the copy holds where the file is missing or wrong at the start.
-
-    Raises:
-        SettingsError: on construction, when the file is missing or wrong, and there is no copy.
+    `database` gives it a connection of its own. `sealer` opens secrets. `on_change` is called with the new rules, in the
+    follower's thread, after each change and for the first ones. `environ` is where ``env:NAME`` is looked up; the process's
+    environment when absent.
     """
 
     def __init__(
-        self, *, path: Path | None, on_change: Callable[[Rules], None] | None = None, last_good: Path | None = None
+        self,
+        *,
+        database: Database,
+        sealer: Sealer,
+        on_change: Callable[[Rules], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+        period_s: float = _PERIOD_S,
     ) -> None:
-        self._path = path
+        self._database = database
+        self._maker = _Maker(sealer, environ)
         self._on_change = on_change
-        self._last_good = last_good
-        self._seen: bytes | OSError = b"" if path is None else _read(path)
-        self._version = _time_of_change(path)
-        self._current = no_rules() if path is None else self._first(path)
+        self._period_s = period_s
+        self._current: Rules | None = None
+        self._conn: BoundedConnection | None = None
+        self._away = False
+        self._first = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
 
     @property
-    def current(self) -> Rules:
-        """The rules that hold now."""
+    def current(self) -> Rules | None:
+        """The rules that hold now; None before they were first read."""
+        return self._current
+
+    def need(self) -> Rules:
+        """The rules that hold now.
+
+        Raises:
+            StoreUnavailable: they were not read yet.
+        """
+        if self._current is None:
+            raise StoreUnavailable("sources, endpoints and routes could not be read from Postgres yet")
         return self._current
 
     @property
     def version(self) -> int:
-        """Rises with every change, and is the same in every process that reads the file: its time of change in ms."""
-        return self._version
+        """Rises with every change, and is the same in every process; 0 before the rules were first read."""
+        return self._current.version if self._current else 0
 
     def start(self) -> None:
         """Begin to follow; after a fork, since threads do not survive one."""
-        if self._path is None or self._thread is not None:
+        if self._thread is not None:
             return
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="rules-follower", daemon=True)
         self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the rules were first read, at most `timeout_s` seconds; whether they were."""
+        return self._first.wait(timeout_s)
 
     def stop(self) -> None:
         """End following; `current` stays as it is."""
@@ -82,81 +101,61 @@ class RulesFollower:
             self._thread = None
 
     def reload(self) -> None:
-        """Look at the file now. Returns at once; may be called from a signal handler."""
+        """Look now. Returns at once; may be called from a signal handler."""
         self._wake.set()
 
-    def _first(self, path: Path) -> Rules:
-        before = self._load_copy()
-        try:
-            rules = _load(path, self._seen, before)
-        except SettingsError as e:
-            if before is None:
-                raise
-            remedy = f"the rules from before still hold; correct the file, or remove {self._last_good} to do without them"
-            log.error("rules.refused", error=str(e), remedy=remedy)
-            self._version = _time_of_change(self._last_good)
-            return before
-        self._keep(self._seen)
-        return rules
-
-    def _load_copy(self) -> Rules | None:
-        if self._last_good is None:
-            return None
-        try:
-            return _load(self._last_good, _read(self._last_good), None)
-        except SettingsError:
-            # There is none yet, or it names variables that are no longer set: then the file alone counts.
-            return None
-
-    def _keep(self, content: bytes | OSError) -> None:
-        if self._last_good is None or isinstance(content, OSError) or _read(self._last_good) == content:
-            return
-        try:
-            _write_privately(self._last_good, content)
-        except OSError as e:
-            log.warning("rules.not_kept", error=str(e), remedy="a worker cannot start again while the file holds a mistake")
-
     def _run(self) -> None:
-        while not self._stopped:
-            self._wake.wait(_PERIOD_S)
-            self._wake.clear()
-            if self._stopped:
-                return
-            try:
-                self._look()
-            except Exception:
-                # Whatever it was: this thread is the only one that brings the rules up to date.
-                log.exception("rules.look_failed")
+        try:
+            while not self._stopped:
+                self._look_safely()
+                self._wake.wait(self._period_s)
+                self._wake.clear()
+        finally:
+            self._hang_up()
+
+    def _look_safely(self) -> None:
+        try:
+            self._look()
+            if self._away:
+                self._away = False
+                log.info("rules.followed_again")
+        except (StoreError, psycopg.Error) as e:
+            self._hang_up()
+            if not self._away:
+                self._away = True
+                log.warning("rules.not_followed", error=str(e), detail="the rules from before hold until Postgres answers")
+        except Exception:
+            # Whatever it was: this thread is the only one that brings the rules up to date.
+            log.exception("rules.look_failed")
 
     def _look(self) -> None:
-        assert self._path is not None
-        content = self._settled(self._path)
-        if content is None:
+        conn = self._connection()
+        if self._current is not None and configuration.version(conn) == self._current.version:
             return
-        try:
-            self._current = _load(self._path, content, self._current)
-        except SettingsError as e:
-            log.error("rules.refused", error=str(e), remedy="the rules from before still hold")
-            return
-        self._version = _time_of_change(self._path)
-        rules = self._current
-        log.info("rules.changed", sources=len(rules.sources), endpoints=len(rules.endpoints), routes=len(rules.routes))
-        self._keep(content)
-        self._tell(rules)
+        before = self._current
+        self._current = self._maker.rules(configuration.read(conn))
+        _tell_unusable(self._current.unusable, before.unusable if before else {})
+        self._first.set()
+        self._tell(self._current)
 
-    def _settled(self, path: Path) -> bytes | OSError | None:
-        """What the file holds, once it stays the same; None when that is what was seen last."""
-        content = _read(path)
-        while not _same(content, self._seen):
-            time.sleep(_SETTLE_S)
-            again = _read(path)
-            if _same(again, content):
-                self._seen = content
-                return content
-            content = again
-        return None
+    def _connection(self) -> BoundedConnection:
+        if self._conn is None or self._conn.closed:
+            self._conn = self._database.connect()
+        return self._conn
+
+    def _hang_up(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
 
     def _tell(self, rules: Rules) -> None:
+        log.info(
+            "rules.changed",
+            version=rules.version,
+            sources=len(rules.sources),
+            endpoints=len(rules.endpoints),
+            routes=len(rules.routes),
+        )
         if self._on_change is None:
             return
         try:
@@ -165,55 +164,67 @@ class RulesFollower:
             log.exception("rules.change_not_told")
 
 
-def _load(path: Path, content: bytes | OSError, before: Rules | None) -> Rules:
-    """The rules of a file's content; `before` are those that hold until now, if any."""
-    if isinstance(content, OSError):
-        raise SettingsError(f"{path}: cannot be read: {content.strerror}")
+def rules_of(found: Snapshot, *, sealer: Sealer, environ: Mapping[str, str] | None = None) -> Rules:
+    """The rules of what is stored, as this process would go by them."""
+    return _Maker(sealer, environ).rules(found)
+
+
+class _Maker:
+    """Makes rules of what is stored; what did not change is not made again."""
+
+    def __init__(self, sealer: Sealer, environ: Mapping[str, str] | None) -> None:
+        self._sealer = sealer
+        self._environ = environ
+        self._made: dict[tuple[Kind, str], tuple[Stored, Record | None, str]] = {}
+
+    def rules(self, found: Snapshot) -> Rules:
+        unusable: dict[str, str] = {}
+        records: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}
+        made: dict[tuple[Kind, str], tuple[Stored, Record | None, str]] = {}
+        for kind in KINDS:
+            for stored in found.of(kind).values():
+                known = self._made.get((kind, stored.name))
+                one = known if known is not None and known[0].spec == stored.spec else (stored, *self._make(stored))
+                made[kind, stored.name] = one
+                if one[1] is not None:
+                    records[kind][stored.name] = one[1]
+                if one[2]:
+                    unusable[f"{kind}/{stored.name}"] = one[2]
+        self._made = made
+        sources: dict[str, Source] = records["source"]
+        endpoints: dict[str, Endpoint] = {CALLBACK: callback(), **records["endpoint"]}
+        routes: list[Route] = [route for route in records["route"].values() if route.endpoint in endpoints]
+        return Rules(
+            sources=MappingProxyType(sources),
+            endpoints=MappingProxyType(endpoints),
+            routes=tuple(routes),
+            version=found.version,
+            unusable=MappingProxyType(unusable),
+        )
+
+    def _make(self, stored: Stored) -> tuple[Record | None, str]:
+        """The record, and why it is unusable; of an unusable endpoint what routing needs, if there is so much."""
+        problems = Problems()
+        made = resolved(stored.kind, stored.name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems)
+        if made is not None:
+            return made, ""
+        reason = "; ".join(f"{p.field}: {p.detail}" for p in problems.found)
+        return (_without_secrets(stored) if stored.kind == "endpoint" else None), reason
+
+
+def _without_secrets(stored: Stored) -> Record | None:
+    spec = {key: value for key, value in stored.spec.items() if key not in ("secrets", "headers", "client_certificate")}
     try:
-        rules = parse_toml(content.decode(), where=str(path))
-    except SettingsError:
-        raise
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path}: is not UTF-8") from None
-    except Exception as e:  # noqa: BLE001  # whatever the parser has not foreseen is a mistake in the file
-        # Only its kind is told: the message could hold a secret of the file.
-        raise SettingsError(f"{path}: cannot be used: {type(e).__name__}") from None
-    if before is not None and before.sources and not rules.sources:
-        raise SettingsError(f"{path}: holds no source, where there were {len(before.sources)} before")
-    return rules
+        return record(stored.kind, stored.name, spec)
+    except (TypeError, KeyError, ValueError):
+        return None
 
 
-def _write_privately(path: Path, content: bytes) -> None:
-    """Replace `path` as a whole; several processes may do so at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Made with mode 0600.
-    descriptor, fresh = tempfile.mkstemp(prefix=path.stem, suffix=".new", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(fresh, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
-
-
-def _read(path: Path) -> bytes | OSError:
-    try:
-        return path.read_bytes()
-    except OSError as e:
-        return e
-
-
-def _time_of_change(path: Path | None) -> int:
-    """The inode's time, which nobody can set back: a restored older file is newer by it."""
-    try:
-        return path.stat().st_ctime_ns // 1_000_000 if path else 0
-    except OSError:
-        return 0
-
-
-def _same(one: bytes | OSError, other: bytes | OSError) -> bool:
-    if isinstance(one, OSError) and isinstance(other, OSError):
-        return one.errno == other.errno
-    return one == other
+def _tell_unusable(now: Mapping[str, str], before: Mapping[str, str]) -> None:
+    for what, reason in now.items():
+        if before.get(what) != reason:
+            log.error(
+                "rules.unusable", what=what, reason=reason, detail="nothing goes there or comes from there until it is mended"
+            )
+    for what in before.keys() - now.keys():
+        log.info("rules.usable_again", what=what)

@@ -22,7 +22,7 @@ from madeira.broker.tools import Tools
 from madeira.records import DeliveryRef
 from madeira.settings import Settings
 from tests.store import making
-from tests.system.harness import toml, wait_until
+from tests.system.harness import KEY, configure, toml, wait_until
 
 #: Timings of a process that beats often, and that nobody takes for dead.
 QUICK: Mapping[str, Any] = {"beat_s": 0.2, "silence_s": 60.0, "lease_margin_s": 20.0, "reconcile_s": 3600.0, "metrics_port": 0}
@@ -44,10 +44,9 @@ class InProcess:
         without: type[Middleware] | None = None,
         **settings: Any,
     ) -> None:
-        config = folder / "madeira.toml"
-        config.write_text(toml(endpoints))
+        configure(database_url, toml(endpoints))
         values = {"namespace": "m", "data_dir": folder / "data", "threads": 8, "egress_allow": LOOPBACK, **QUICK, **settings}
-        self.settings = Settings(database_url=database_url, redis_url=redis_url, config=config, **values)
+        self.settings = Settings(database_url=database_url, redis_url=redis_url, secret_key=(KEY,), **values)
         self.broker: MadeiraBroker = build(self.settings)
         if without is not None:
             self.broker.middleware[:] = [m for m in self.broker.middleware if type(m) is not without]

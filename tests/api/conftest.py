@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.api.serving import Api
+from tests.api.serving import CONFIG, Api
 from tests.servers import with_database
 
 
@@ -16,8 +16,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Api]]:
     """Makes APIs that are stopped after the test: ``serve(database_url, redis_url, MADEIRA_…="…")``, not started yet."""
     served: list[Api] = []
 
-    def make(database_url: str, redis_url: str, **env: str) -> Api:
-        api = Api(folder=tmp_path / f"api{len(served)}", database_url=database_url, redis_url=redis_url, **env)
+    def make(database_url: str, redis_url: str, *, config: str | None = CONFIG, **env: str) -> Api:
+        folder = tmp_path / f"api{len(served)}"
+        api = Api(folder=folder, database_url=database_url, redis_url=redis_url, config=config, **env)
         served.append(api)
         return api
 

@@ -18,6 +18,7 @@ import psycopg
 
 from madeira.delivery.signing import sign
 from madeira.embedded import free_port
+from tests.system.harness import KEY, configure
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET = "a-secret-of-the-tests"
@@ -76,16 +77,15 @@ def event(event_id: str | None = None, **fields: Any) -> bytes:
 class Api:
     """One gunicorn with its workers."""
 
-    def __init__(self, *, folder: Path, database_url: str, redis_url: str, **env: str) -> None:
+    def __init__(self, *, folder: Path, database_url: str, redis_url: str, config: str | None = CONFIG, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.config = folder / "madeira.toml"
-        self.config.write_text(CONFIG)
+        self.database_url = database_url
         self.port = free_port()
         self.log = folder / "api.log"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))} | {
             "MADEIRA_DATABASE_URL": database_url,
             "MADEIRA_REDIS_URL": redis_url,
-            "MADEIRA_CONFIG": str(self.config),
+            "MADEIRA_SECRET_KEY": KEY,
             "MADEIRA_DATA_DIR": str(folder / "data"),
             "MADEIRA_PORT": str(self.port),
             "MADEIRA_PROCESSES": "2",
@@ -95,6 +95,14 @@ class Api:
             **env,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self.config = config or ""
+        if config is not None:
+            self.configure(config)
+
+    def configure(self, config: str) -> None:
+        """Make the configuration what the TOML text `config` says, and nothing else."""
+        self.config = config
+        configure(self.database_url, config)
 
     @property
     def pid(self) -> int:

@@ -117,7 +117,7 @@ def test_a_database_without_tables_is_told_with_its_remedy(
     serve: Callable[..., Api], empty_database_url: str, redis_url: str
 ) -> None:
     """Not ready, posts are 503 and not an error inside; with the tables it serves, without a new start."""
-    api = serve(empty_database_url, redis_url).start()
+    api = serve(empty_database_url, redis_url, config=None).start()
     ready = api.get("/readyz")
     assert ready.status == 503
     assert "madeira migrate" in ready.json["postgres"]

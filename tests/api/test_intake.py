@@ -193,7 +193,7 @@ def test_a_source_that_is_added_may_post_within_two_seconds(api: Api) -> None:
     """A change of the configuration counts in every process without a restart."""
     body = event("from-new")
     assert api.post(body, source="new", secret="s3").status == 401
-    api.config.write_text(api.config.read_text() + '\n[[source]]\nname = "new"\nsecrets = ["s3"]\n')
+    api.configure(api.config + '\n[[source]]\nname = "new"\nsecrets = ["s3"]\n')
     deadline = time.monotonic() + 4
     statuses: list[int] = []
     while statuses[-6:] not in ([202] + [200] * 5, [200] * 6) and time.monotonic() < deadline:
@@ -204,6 +204,6 @@ def test_a_source_that_is_added_may_post_within_two_seconds(api: Api) -> None:
 
 def test_without_a_configuration_nobody_is_known(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """An API without sources starts, says so in its log, and refuses everybody."""
-    api = serve(database_url, redis_url, MADEIRA_CONFIG="").start()
+    api = serve(database_url, redis_url, config=None).start()
     assert api.post(event("x")).status == 401
     assert "api.no_sources" in api.log.read_text()

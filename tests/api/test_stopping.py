@@ -162,30 +162,3 @@ def test_a_wrong_setting_stops_the_start_with_one_line(
     lines = api.log.read_text().strip().splitlines()
     assert len(lines) == 1
     assert told in lines[0]
-
-
-def test_a_wrong_configuration_stops_the_start(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
-    """A mistake in the configuration file is told in one line too."""
-    api = serve(database_url, redis_url)
-    api.config.write_text('[[source]]\nname = "x"\nsecret = ["y"]\n')
-    with pytest.raises(AssertionError, match="gunicorn ended"):
-        api.start()
-    assert len(api.log.read_text().strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("mistake", ["[[source]]\nname = 1\n", None])
-def test_a_mistake_in_the_configuration_does_not_stop_what_runs(api: Api, mistake: str | None) -> None:
-    """With a wrong or missing file a killed worker comes back, a reload goes through, and the old rules hold."""
-    if mistake is None:
-        api.config.unlink()
-    else:
-        api.config.write_text(mistake)
-    wait_until(lambda: api.log.read_text().count("rules.refused") == 2, "both processes to refuse the file")
-    old = api.worker_pids
-    os.kill(old[0], signal.SIGKILL)
-    wait_until(lambda: len(api.worker_pids) == 2 and old[0] not in api.worker_pids, "a new worker")
-    assert {api.post(event(f"respawn{n}")).status for n in range(20)} == {202}
-    old = api.worker_pids
-    os.kill(api.pid, signal.SIGHUP)
-    wait_until(lambda: len(api.worker_pids) == 2 and not set(api.worker_pids) & set(old), "new workers", 30)
-    assert {api.post(event(f"reload{n}")).status for n in range(20)} == {202}

@@ -25,10 +25,18 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
+from madeira.egress import Egress
+from madeira.routing.manage import Configurator
+from madeira.sealing import Sealer
+from madeira.store.database import Database
+
 ROOT = Path(__file__).parents[2]
 
 SECRET = "whsec_dGhlIHNlY3JldCBvZiB0aGUgdGVzdHM="
 TOKEN = "the-token-of-the-tests"
+
+#: What secrets are sealed with.
+KEY = "bWFkZWlyYS10ZXN0cy1zZWFsLXdpdGgtdGhpcy1rZXk="
 
 #: Settings that make in seconds what takes a minute in production.
 QUICK: Mapping[str, str] = {
@@ -83,6 +91,22 @@ def toml(endpoints: Mapping[str, Mapping[str, Any]], routes: Sequence[Mapping[st
     for route in routes:
         text += "\n[[route]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in route.items())
     return text
+
+
+def configure(database_url: str, config: str) -> None:
+    """Make the configuration in a database what the TOML text `config` says, and nothing else."""
+    database = Database(url=database_url, application="tests", pool_max=1)
+    database.open()
+    try:
+        configurator(database).apply(config, prune=True, who="the tests")
+    finally:
+        database.close()
+
+
+def configurator(database: Database) -> Configurator:
+    """What changes the configuration, with the key and the policy that the processes of the tests have."""
+    egress = Egress(allow=("127.0.0.0/8", "::1"), deny=())
+    return Configurator(database=database, sealer=Sealer((KEY,)), egress=egress)
 
 
 class Process:
@@ -145,8 +169,6 @@ class Madeira:
         self.folder = folder
         self.database_url = database_url
         self.redis_url = redis_url
-        self.config = folder / "madeira.toml"
-        self.config.write_text(config)
         self.port = free_port()
         self.namespace = "m"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_", "dramatiq_"))}
@@ -158,7 +180,7 @@ class Madeira:
             "MADEIRA_REDIS_URL": redis_url,
             "MADEIRA_NAMESPACE": self.namespace,
             "MADEIRA_DATA_DIR": str(folder / "data"),
-            "MADEIRA_CONFIG": str(self.config),
+            "MADEIRA_SECRET_KEY": KEY,
             "MADEIRA_PORT": str(self.port),
             "MADEIRA_METRICS_PORT": "0",
             "MADEIRA_EGRESS_ALLOW": "127.0.0.0/8,::1",
@@ -167,9 +189,24 @@ class Madeira:
             **QUICK,
             **(env or {}),
         }
+        self.config = ""
+        self.configure(config)
         self.processes: list[Process] = []
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=15, trust_env=False)
         self._db: psycopg.Connection[dict[str, Any]] | None = None
+
+    def configure(self, config: str) -> None:
+        """Make the configuration what the TOML text `config` says, and nothing else; running processes follow.
+
+        Where no database is named, `madeira up` is to start one and apply the text.
+        """
+        self.config = config
+        if self.database_url:
+            configure(self.database_url, config)
+            return
+        file = self.folder / "madeira.toml"
+        file.write_text(config)
+        self.env["MADEIRA_CONFIG"] = str(file)
 
     # -- processes ----------------------------------------------------------------------------------------------
 

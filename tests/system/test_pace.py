@@ -230,7 +230,7 @@ def test_a_changed_limit_counts_at_once_for_what_waits(shared: Site) -> None:
     changed["slower"]["rate"] = 0.5
     changed["wider"]["concurrency"] = 4
     changed["narrower"]["concurrency"] = 1
-    madeira.config.write_text(toml(changed))
+    madeira.configure(toml(changed))
     at = time.monotonic()
 
     try:

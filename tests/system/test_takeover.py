@@ -212,10 +212,8 @@ def test_a_second_master_beside_orphans_is_harmless(launch: Launch, receiver: Re
 
 
 def change_endpoint_secret(madeira: Madeira, secret: str) -> None:
-    source, endpoint = madeira.config.read_text().split("[[endpoint]]", 1)
-    changed = madeira.config.with_suffix(".new")
-    changed.write_text(f"{source}[[endpoint]]{endpoint.replace(SECRET, secret)}")
-    changed.replace(madeira.config)
+    source, endpoint = madeira.config.split("[[endpoint]]", 1)
+    madeira.configure(f"{source}[[endpoint]]{endpoint.replace(SECRET, secret)}")
 
 
 # -- the way of a retry ---------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""`madeira keygen` and `madeira reencrypt`: the keys of MADEIRA_SECRET_KEY."""
+
+import sys
+
+import click
+
+from madeira import sealing
+from madeira.cli.common import configurator, json_option, load, person, print_json
+
+
+@click.command()
+def keygen() -> None:
+    """Make a key for MADEIRA_SECRET_KEY.
+
+    To change keys put the new one in front of the old one (new,old) in every process, run `madeira reencrypt`, and then take
+    the old one away.
+    """
+    click.echo(sealing.generate())
+
+
+@click.command()
+@click.option("--reason", help="Why, for the audit.")
+@json_option
+def reencrypt(reason: str | None, as_json: bool) -> None:
+    """Seal all secrets anew that the first key of MADEIRA_SECRET_KEY has not sealed.
+
+    The exit code is 1 when there are some that no key opens; those are named and left as they are.
+    """
+    with configurator(load()) as found:
+        done, problems = found.reencrypt(who=person(), why=reason)
+    if as_json:
+        left = [{"field": p.field, "detail": p.detail} for p in problems]
+        print_json({"reencrypted": list(done), "unopened": left})
+    else:
+        for label in done:
+            click.echo(f"~ {label}")
+        for problem in problems:
+            click.echo(f"{problem.field}: {problem.detail}", err=True)
+        click.echo(f"{len(done)} sealed anew" if done else "nothing to do")
+    if problems:
+        sys.exit(1)

@@ -1,0 +1,312 @@
+"""Changes of sources, endpoints and routes: one way for the file, the API and the terminal.
+
+A change is checked as a whole, against what is committed, in one transaction that lets no other change in; it raises the
+configuration's version, by which every process learns of it, and leaves one row in the audit for each object that it
+changed. What would change nothing is not written and leaves no trace.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import psycopg
+
+from madeira.errors import AlreadyThere, ConfigurationInvalid, FieldProblem, InUse, NotThere, Stale
+from madeira.records import DeliveryRef
+from madeira.routing import secrets, values
+from madeira.routing.apply import Change, Difference, entry, refuse_busy
+from madeira.routing.config import CALLBACK, Problems, check_references, tables
+from madeira.routing.export import toml
+from madeira.routing.fields import KINDS, Kind
+from madeira.routing.prepare import Policy, Preparer, changed_fields, merged
+from madeira.sealing import Sealer
+from madeira.store import cancelling, configuration
+from madeira.store.configuration import Entry, Stored
+from madeira.store.database import Database
+
+#: Deliveries that one page of a cancel ends.
+_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One object as it may be shown."""
+
+    kind: Kind
+    name: str
+    #: Its fields without the name; secrets are references or ``hidden``.
+    document: Mapping[str, Any]
+    #: Rises with each change of this object; a change names the one that it was made to.
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What removing an object did."""
+
+    #: Deliveries that ended by it; the broker may forget them.
+    cancelled: Sequence[DeliveryRef] = ()
+    #: Deliveries that are being called now and were asked to end.
+    requested: int = 0
+
+
+class Configurator:
+    """Reads and changes the configuration in `database`.
+
+    `sealer` seals and opens secrets; `egress` says which hosts a saved URL may name. Every method may raise
+    `StoreUnavailable`.
+    """
+
+    def __init__(self, *, database: Database, sealer: Sealer, egress: Policy) -> None:
+        self._database = database
+        self._sealer = sealer
+        self._preparer = Preparer(sealer=sealer, egress=egress)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def list(self, kind: Kind) -> Sequence[Shown]:
+        """All objects of a kind: routes in their order, others by name."""
+        with self._database.connection() as conn:
+            return [_shown(stored) for stored in configuration.read(conn).of(kind).values()]
+
+    def get(self, kind: Kind, name: str) -> Shown:
+        """One object.
+
+        Raises:
+            NotThere: there is none of this name.
+        """
+        with self._database.connection() as conn:
+            return _shown(_existing(conn, kind, name))
+
+    def export(self) -> str:
+        """The whole as a TOML file, which `apply` takes back; secrets are sealed or references."""
+        with self._database.connection() as conn:
+            found = configuration.read(conn)
+        return toml({kind: [(s.name, s.spec) for s in found.of(kind).values()] for kind in KINDS})
+
+    # -- changing one object ------------------------------------------------------------------------------------
+
+    def create(self, kind: Kind, name: str, document: Mapping[str, Any], *, who: str, why: str | None = None) -> Shown:
+        """Make a new object; routes come last.
+
+        Raises:
+            AlreadyThere: the name is taken.
+            ConfigurationInvalid: the document is not as it must be.
+        """
+        problems = Problems()
+        _check_name(name, problems)
+        with self._changing() as conn:
+            spec, _ = self._checked(conn, kind, name, document, {}, problems)
+            if configuration.one(conn, kind, name) is not None:
+                raise AlreadyThere(f"there is a {kind} {name!r} already; change that one, or choose another name")
+            configuration.insert(conn, kind, {name: spec})
+            return _done(conn, who, why, entry("create", kind, name, None, spec), kind, name)
+
+    def update(
+        self, kind: Kind, name: str, patch: Mapping[str, Any], *, expected: int | None, who: str, why: str | None = None
+    ) -> Shown:
+        """Change an object by a JSON merge patch (RFC 7396); ``hidden`` in it keeps the secret of that place.
+
+        `expected` is the version that the change was made to; None: whatever it is now.
+
+        Raises:
+            NotThere: there is none of this name.
+            Stale: it has another version by now.
+            ConfigurationInvalid: what comes out is not as it must be.
+        """
+        problems = Problems()
+        with self._changing() as conn:
+            before = _expected(conn, kind, name, expected)
+            document = secrets.kept(kind, merged(before.spec, patch), before.spec, problems.add)
+            spec, clear = self._checked(conn, kind, name, document, before.spec, problems)
+            fields = changed_fields(self._preparer.clear(kind, before.spec), clear)
+            if not fields:
+                return _shown(before)
+            configuration.update(conn, kind, {name: spec})
+            return _done(conn, who, why, entry("update", kind, name, before.spec, spec, fields), kind, name)
+
+    def delete(
+        self,
+        kind: Kind,
+        name: str,
+        *,
+        expected: int | None,
+        who: str,
+        why: str | None = None,
+        unfinished: Literal["refuse", "cancel"] = "refuse",
+    ) -> Removed:
+        """Remove an object; `unfinished` says what becomes of an endpoint's unfinished deliveries.
+
+        They are cancelled page by page, each page a transaction, before the endpoint goes. A worker that has not heard yet
+        that no route leads there may add one in the two seconds after; that one waits until it is cancelled.
+
+        Raises:
+            NotThere: there is none of this name.
+            Stale: it has another version by now.
+            InUse: a route names it, or it has unfinished deliveries and they are not to be cancelled.
+        """
+        pages = _Pages(name, who, why)
+        cancels = kind == "endpoint" and unfinished == "cancel"
+        if cancels:
+            with self._database.connection() as conn:
+                _removable(conn, kind, name, expected)
+            while not pages.at_end:
+                with self._database.connection() as conn:
+                    pages.next(conn)
+        with self._changing() as conn:
+            before = _removable(conn, kind, name, expected)
+            if cancels:
+                # What came meanwhile.
+                pages.at_end = False
+                while not pages.at_end:
+                    pages.next(conn)
+            elif kind == "endpoint":
+                refuse_busy(configuration.busy(conn, [name]))
+            configuration.delete(conn, kind, [name])
+            told = {"cancelled": len(pages.cancelled), "requested": pages.requested} if cancels else {}
+            configuration.record(conn, who, why, [entry("delete", kind, name, before.spec, None, more=told)])
+            configuration.raise_version(conn)
+        return Removed(pages.cancelled, pages.requested)
+
+    # -- changing all of them -----------------------------------------------------------------------------------
+
+    def apply(self, text: str, *, prune: bool = False, dry_run: bool = False, who: str, why: str | None = None) -> Difference:
+        """Bring the configuration to what the TOML `text` says, in one transaction; what it does not name stays, unless
+        `prune`. With `dry_run` nothing is changed, and everything is checked.
+
+        Raises:
+            ConfigurationInvalid: everything that is wrong with the file.
+            InUse: an endpoint that would be removed has unfinished deliveries.
+        """
+        problems = Problems()
+        documents = tables(text, problems)
+        with self._changing() as conn:
+            change = Change(preparer=self._preparer, before=configuration.read(conn), documents=documents, prune=prune)
+            change.find(problems)
+            problems.refuse()
+            refuse_busy(configuration.busy(conn, change.removed_endpoints))
+            if not dry_run:
+                change.write(conn, who, why)
+        return change.difference
+
+    def reencrypt(self, *, who: str, why: str | None = None) -> tuple[Sequence[str], Sequence[FieldProblem]]:
+        """Seal everything anew that the first key has not sealed; the objects changed, and what no key opens.
+
+        Raises:
+            SealError: there is no key.
+        """
+        problems = Problems()
+        done: list[str] = []
+        with self._changing() as conn:
+            found = configuration.read(conn)
+            for kind in KINDS:
+                specs = {
+                    s.name: spec
+                    for s in found.of(kind).values()
+                    if (spec := self._preparer.anew(kind, s.spec, problems.under(f"{kind}[{s.name}]."))) != s.spec
+                }
+                configuration.update(conn, kind, specs)
+                configuration.record(conn, who, why, [Entry("reencrypt", f"{kind} {name}", {}) for name in specs])
+                done += [f"{kind} {name}" for name in specs]
+            if done:
+                configuration.raise_version(conn)
+        return done, problems.found
+
+    # -- what changes share -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[psycopg.Connection[Any]]:
+        with self._database.connection() as conn:
+            configuration.lock(conn)
+            yield conn
+
+    def _checked(
+        self,
+        conn: psycopg.Connection[Any],
+        kind: Kind,
+        name: str,
+        document: Mapping[str, Any],
+        before: Mapping[str, Any],
+        problems: Problems,
+    ) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """What is kept of a document, and the same in clear.
+
+        Raises:
+            ConfigurationInvalid: everything that is wrong.
+        """
+        draft = self._preparer.draft(kind, name, document, problems)
+        if draft is None or problems.found:
+            raise ConfigurationInvalid(tuple(problems.found))
+        if kind == "route":
+            now = configuration.read(conn)
+            check_references(draft.clear, now.sources, now.endpoints, problems)
+        spec = self._preparer.sealed(kind, draft, before, problems)
+        problems.refuse()
+        return spec, draft.clear
+
+
+class _Pages:
+    """Cancels the unfinished deliveries of an endpoint, page by page."""
+
+    def __init__(self, endpoint: str, who: str, why: str | None) -> None:
+        self.cancelled: list[DeliveryRef] = []
+        self.requested = 0
+        self.at_end = False
+        self._endpoint, self._who, self._why = endpoint, who, why
+        self._after_id = 0
+
+    def next(self, conn: psycopg.Connection[Any]) -> None:
+        page = cancelling.cancel_endpoint(conn, self._endpoint, self._after_id, _PAGE, self._who, self._why)
+        self.cancelled += page.cancelled
+        self.requested += page.requested
+        self.at_end = page.after_id is None
+        self._after_id = self._after_id if page.after_id is None else page.after_id
+
+
+def _check_name(name: str, problems: Problems) -> None:
+    try:
+        values.name().check(name, values.How())
+    except values.Wrong as e:
+        problems.add("name", str(e))
+
+
+def _existing(conn: psycopg.Connection[Any], kind: Kind, name: str) -> Stored:
+    found = configuration.one(conn, kind, name)
+    if found is None:
+        raise NotThere(f"there is no {kind} {name!r}")
+    return found
+
+
+def _expected(conn: psycopg.Connection[Any], kind: Kind, name: str, expected: int | None) -> Stored:
+    if kind == "endpoint" and name == CALLBACK:
+        problem = FieldProblem("name", f"the endpoint {CALLBACK} is built in: it cannot be changed or removed")
+        raise ConfigurationInvalid((problem,))
+    found = _existing(conn, kind, name)
+    if expected is not None and found.version != expected:
+        raise Stale(
+            f"the {kind} {name!r} has version {found.version} by now, not {expected}; read it again and repeat the change"
+        )
+    return found
+
+
+def _removable(conn: psycopg.Connection[Any], kind: Kind, name: str, expected: int | None) -> Stored:
+    found = _expected(conn, kind, name, expected)
+    routes = configuration.named_by(conn, kind, name) if kind != "route" else []
+    if routes:
+        raise InUse(f"the {kind} {name!r} is named by routes ({', '.join(routes)}); change or remove these first")
+    return found
+
+
+def _done(conn: psycopg.Connection[Any], who: str, why: str | None, note: Entry, kind: Kind, name: str) -> Shown:
+    configuration.record(conn, who, why, [note])
+    configuration.raise_version(conn)
+    return _shown(_existing(conn, kind, name))
+
+
+def _shown(stored: Stored) -> Shown:
+    document = secrets.hidden(stored.kind, stored.spec)
+    return Shown(stored.kind, stored.name, document, stored.version, stored.created_at, stored.updated_at)

@@ -1,0 +1,232 @@
+"""Sources, endpoints and routes in Postgres: read as one snapshot, changed one after another.
+
+Every change takes hold of the one row of ``configuration`` first, so that each is checked against what is committed, and
+raises its version once. Readers ask for that version only, and read the whole when it rose. Names are compared byte by byte.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import psycopg
+
+from madeira.store.columns import numbers, texts
+
+#: The kinds of objects; each is the name of its table.
+Kind = Literal["source", "endpoint", "route"]
+
+#: The version of the whole.
+_VERSION: Final = "SELECT version FROM configuration"
+
+#: Let no other change in before this one has ended.
+_LOCK: Final = "SELECT version FROM configuration FOR UPDATE"
+
+#: Tell readers that something changed.
+_RAISE: Final = "UPDATE configuration SET version = version + 1, changed_at = clock_timestamp() RETURNING version"
+
+#: Everything, as of one moment: one statement sees one snapshot.
+_READ: Final = """
+    SELECT 'configuration', '' COLLATE "C", NULL, version, changed_at, changed_at, 0 FROM configuration
+    UNION ALL SELECT 'source', name, spec, version, created_at, updated_at, 0 FROM source
+    UNION ALL SELECT 'endpoint', name, spec, version, created_at, updated_at, 0 FROM endpoint
+    UNION ALL SELECT 'route', name, spec, version, created_at, updated_at, place FROM route
+    ORDER BY 7, 2
+"""
+
+#: One object.
+_ONE: Final = {
+    kind: f"SELECT name, spec, version, created_at, updated_at FROM {kind} WHERE name = %(name)s"  # noqa: S608
+    for kind in ("source", "endpoint", "route")
+}
+
+#: New objects, in the order given.
+_INSERT: Final = {
+    kind: f"""
+        INSERT INTO {kind} (name, spec)
+        SELECT name, spec
+        FROM unnest(%(names)s::text[], %(specs)s::text[]::jsonb[]) WITH ORDINALITY AS n (name, spec, number)
+        ORDER BY number
+    """  # noqa: S608
+    for kind in ("source", "endpoint", "route")
+}
+
+#: New contents of objects that are there.
+_UPDATE: Final = {
+    kind: f"""
+        UPDATE {kind} o
+        SET spec = n.spec, version = o.version + 1, updated_at = clock_timestamp()
+        FROM unnest(%(names)s::text[], %(specs)s::text[]::jsonb[]) AS n (name, spec)
+        WHERE o.name = n.name
+    """  # noqa: S608
+    for kind in ("source", "endpoint", "route")
+}
+
+#: Objects that go.
+_DELETE: Final = {
+    kind: f"DELETE FROM {kind} WHERE name = ANY(%(names)s::text[])"  # noqa: S608
+    for kind in ("source", "endpoint", "route")
+}
+
+#: Routes that name an object, a few of them.
+_NAMED_BY: Final = {
+    kind: f"SELECT name FROM route WHERE spec->>'{kind}' = %(name)s ORDER BY place LIMIT 5"  # noqa: S608
+    for kind in ("source", "endpoint")
+}
+
+#: The places of routes.
+_PLACES: Final = "SELECT name, place FROM route WHERE name = ANY(%(names)s::text[])"
+
+#: Put routes into other places.
+_MOVE: Final = """
+    UPDATE route r SET place = n.place
+    FROM unnest(%(names)s::text[], %(places)s::bigint[]) AS n (name, place)
+    WHERE r.name = n.name AND r.place <> n.place
+"""
+
+#: Those of some endpoints that have unfinished deliveries. Reads the unfinished ones only, but all of these.
+_BUSY: Final = """
+    SELECT endpoint, count(*) FROM delivery
+    WHERE finished_at IS NULL AND endpoint = ANY(%(names)s::text[])
+    GROUP BY endpoint ORDER BY endpoint
+"""
+
+#: One row of the audit for each of several changes.
+_AUDIT: Final = """
+    INSERT INTO audit (who, action, what, why, detail)
+    SELECT %(who)s, action, what, %(why)s, detail
+    FROM unnest(%(actions)s::text[], %(whats)s::text[], %(details)s::text[]::jsonb[]) WITH ORDINALITY
+         AS n (action, what, detail, number)
+    ORDER BY number
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object as it is kept; secrets in `spec` are sealed or references."""
+
+    kind: Kind
+    name: str
+    spec: Mapping[str, Any]
+    #: Rises with each change of this object.
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole configuration of one moment."""
+
+    version: int
+    sources: Mapping[str, Stored]
+    endpoints: Mapping[str, Stored]
+    #: In their order.
+    routes: Mapping[str, Stored]
+
+    def of(self, kind: Kind) -> Mapping[str, Stored]:
+        """The objects of one kind."""
+        return {"source": self.sources, "endpoint": self.endpoints, "route": self.routes}[kind]
+
+
+class Entry(NamedTuple):
+    """One change for the audit."""
+
+    action: str
+    what: str
+    detail: Mapping[str, Any]
+
+
+def version(conn: psycopg.Connection[Any]) -> int:
+    """The version of the whole; rises with every change."""
+    ((found,),) = conn.execute(_VERSION)
+    return int(found)
+
+
+def read(conn: psycopg.Connection[Any]) -> Snapshot:
+    """Everything, as of one moment."""
+    number = 0
+    found: dict[str, dict[str, Stored]] = {"source": {}, "endpoint": {}, "route": {}}
+    for kind, name, spec, at, created_at, updated_at, _ in conn.execute(_READ):
+        if kind == "configuration":
+            number = at
+        else:
+            found[kind][name] = Stored(kind, name, spec, at, created_at, updated_at)
+    return Snapshot(number, found["source"], found["endpoint"], found["route"])
+
+
+def one(conn: psycopg.Connection[Any], kind: Kind, name: str) -> Stored | None:
+    """One object; None when it is not there."""
+    row = conn.execute(_ONE[kind], {"name": name}).fetchone()
+    return Stored(kind, *row) if row else None
+
+
+def lock(conn: psycopg.Connection[Any]) -> int:
+    """Let no other change in until this transaction ends; the present version."""
+    ((found,),) = conn.execute(_LOCK)
+    return int(found)
+
+
+def raise_version(conn: psycopg.Connection[Any]) -> int:
+    """Tell readers that something changed; once per transaction, under `lock`."""
+    ((found,),) = conn.execute(_RAISE)
+    return int(found)
+
+
+def insert(conn: psycopg.Connection[Any], kind: Kind, specs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add objects, by name; routes come last, in the order given."""
+    if specs:
+        conn.execute(_INSERT[kind], _named(specs))
+
+
+def update(conn: psycopg.Connection[Any], kind: Kind, specs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give objects new contents, by name."""
+    if specs:
+        conn.execute(_UPDATE[kind], _named(specs))
+
+
+def delete(conn: psycopg.Connection[Any], kind: Kind, names: Iterable[str]) -> None:
+    """Remove objects."""
+    names = list(names)
+    if names:
+        conn.execute(_DELETE[kind], {"names": texts(names)})
+
+
+def _named(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {"names": texts(specs), "specs": texts(json.dumps(spec) for spec in specs.values())}
+
+
+def named_by(conn: psycopg.Connection[Any], kind: Literal["source", "endpoint"], name: str) -> list[str]:
+    """Some of the routes that name a source or an endpoint."""
+    return [row[0] for row in conn.execute(_NAMED_BY[kind], {"name": name})]
+
+
+def order(conn: psycopg.Connection[Any], names: Sequence[str]) -> bool:
+    """Bring the routes `names` into this order, in the places that they have among all; whether anything moved."""
+    places = dict(conn.execute(_PLACES, {"names": texts(names)}).fetchall())
+    wanted = dict(zip(names, sorted(places.values()), strict=True))
+    if all(places[name] == place for name, place in wanted.items()):
+        return False
+    conn.execute(_MOVE, {"names": texts(names), "places": numbers(wanted.values())})
+    return True
+
+
+def busy(conn: psycopg.Connection[Any], endpoints: Iterable[str]) -> dict[str, int]:
+    """Those of `endpoints` that have unfinished deliveries, with their number."""
+    names = list(endpoints)
+    return dict(conn.execute(_BUSY, {"names": texts(names)}).fetchall()) if names else {}
+
+
+def record(conn: psycopg.Connection[Any], who: str, why: str | None, entries: Sequence[Entry]) -> None:
+    """Write the audit of several changes, a row each."""
+    if not entries:
+        return
+    params = {
+        "who": who,
+        "why": why,
+        "actions": texts(e.action for e in entries),
+        "whats": texts(e.what for e in entries),
+        "details": texts(json.dumps(e.detail) for e in entries),
+    }
+    conn.execute(_AUDIT, params)
