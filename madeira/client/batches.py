@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from madeira.client.calls import Calls
+from madeira.client.calls import Calls, problem_name
 from madeira.client.errors import ClientError, InvalidEvent, Refused, UnexpectedAnswer
 from madeira.client.events import Event, document, encode
 
@@ -23,8 +23,8 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 #: Media type of a batch.
 NDJSON: Final = "application/x-ndjson"
 
-#: Types of what is refused before it is sent, named as the API names them.
-_NOT_JSON: Final = "urn:madeira:problem:not-strict-json"
+#: What is refused before it is sent has the name that the API would give it.
+_NOT_JSON: Final = "not-strict-json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Rejected:
     item: Any
     #: Its id, also where the client made it; None when `item` is nothing that could have one.
     event_id: str | None
-    #: The stable name of the reason: ``urn:madeira:problem:…``.
+    #: The stable name of the reason, such as ``conflict``; the same names as in `Refused`.
     type: str
     detail: str
 
@@ -180,7 +180,9 @@ def _post(calls: Calls, lines: list[_Line]) -> BatchResult:
     told = calls.make("POST", "/v1/events/batch", body, media_type=NDJSON).document()
     try:
         accepted, duplicates = int(told["accepted"]), int(told["duplicates"])
-        rejected = tuple(_rejected(_numbered(lines, r["line"]), str(r["type"]), str(r["detail"])) for r in told["rejected"])
+        rejected = tuple(
+            _rejected(_numbered(lines, r["line"]), problem_name(r["type"]), str(r["detail"])) for r in told["rejected"]
+        )
     except (KeyError, TypeError, ValueError, IndexError):
         raise UnexpectedAnswer(f"{calls.url} answered a batch with something else") from None
     if accepted + duplicates + len(rejected) != len(lines):

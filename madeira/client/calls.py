@@ -184,10 +184,15 @@ class Calls:
         detail = told["detail"] if isinstance(told.get("detail"), str) else _one_line(answer.content)
         if answer.status == 401:
             detail += _clock(answer)
-        kind = told["type"] if isinstance(told.get("type"), str) else "about:blank"
-        refused = _REFUSALS.get(answer.status, Refused)(answer.status, kind, detail, _problems(told.get("errors")))
+        kind = _REFUSALS.get(answer.status, Refused)
+        refused = kind(answer.status, problem_name(told.get("type")), detail, _problems(told.get("errors")))
         refused.tries = answer.tries
         raise refused
+
+
+def problem_name(type: Any) -> str:
+    """The stable last part of a problem's type, ``urn:madeira:problem:NAME``; what is no name at all is ``unknown``."""
+    return type.rpartition(":")[2] if isinstance(type, str) and type != "about:blank" else "unknown"
 
 
 def _base(url: str) -> str:

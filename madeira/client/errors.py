@@ -56,9 +56,9 @@ class Refused(ClientError):
     tries: int = 1
 
     def __init__(self, status: int, type: str, detail: str, errors: Sequence[Problem] = ()) -> None:
-        super().__init__(f"{status} {type.rpartition(':')[2]}: {detail}")
+        super().__init__(f"{status} {type}: {detail}")
         self.status = status
-        #: The stable name of the reason: ``urn:madeira:problem:…``.
+        #: The stable name of the reason, such as ``conflict``; ``unknown`` when it was not Madeira that answered.
         self.type = type
         self.detail = detail
         #: What is wrong field by field, where it is the fields (422).
