@@ -1,4 +1,4 @@
-"""What filters and templates read of an event: its fields by name, with the JSON in it parsed at most once, and only if asked for.
+"""What filters and templates read of an event: its fields by name, the JSON in it parsed at most once, and only if asked for.
 
 Most routes look at source and type alone, so a payload is left as the text it is until somebody wants a value out of it.
 Numbers remember how they were written: a template that passes on ``1.10`` or an integer of 20 digits passes on just that.
@@ -7,7 +7,9 @@ Numbers remember how they were written: a template that passes on ``1.10`` or an
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
+
+from madeira.records import Claimed, RoutableEvent
 
 #: The names, in the order in which they are documented.
 NAMES: Final = (
@@ -21,29 +23,6 @@ NAMES: Final = (
     "payload",
     "parameters",
 )
-
-
-class Described(Protocol):
-    """A record that holds an event's fields: one to be routed, or a claimed delivery."""
-
-    @property
-    def event_id(self) -> str: ...
-    @property
-    def event_type(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def routing_key(self) -> str | None: ...
-    @property
-    def target_uri(self) -> str | None: ...
-    @property
-    def trace_id(self) -> str: ...
-    @property
-    def created_at(self) -> datetime: ...
-    @property
-    def payload(self) -> str: ...
-    @property
-    def parameters(self) -> str | None: ...
 
 
 class Number(float):
@@ -80,7 +59,7 @@ class EventValues(Mapping[str, Any]):
     it was erased or changed by hand.
     """
 
-    def __init__(self, event: Described) -> None:
+    def __init__(self, event: RoutableEvent | Claimed) -> None:
         self._event = event
         self._parsed: dict[str, Any] = {}
 

@@ -115,6 +115,7 @@ class Claimed:
     created_at: datetime
     #: A body that a template made; None when it follows from the event.
     body: str | None = None
+    routing_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ _CLAIM: Final = """
     SELECT c.id, c.event_seq, c.endpoint, c.lane, c.attempt, c.failures, c.claim_token::text,
            greatest(0, extract(epoch FROM now() - c.budget_from))::float8,
            e.source, e.event_id, e.event_type, e.target_uri, e.payload, e.parameters, e.trace_id, e.traceparent,
-           e.created_at, c.body
+           e.created_at, c.body, e.routing_key
     FROM claimed c JOIN event e ON e.seq = c.event_seq
 """
 

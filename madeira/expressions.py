@@ -1,0 +1,432 @@
+"""Rules in CEL (Common Expression Language): a route's filter over an event, an endpoint's success rule over an answer.
+
+An expression is written by an operator, but what it reads comes from strangers, so an evaluation is bounded beforehand. The
+library has no limit of its own, and holds the interpreter's lock while it runs: two nested comprehensions over a list of
+100,000 numbers would stop a whole process for hours (and ``map`` and ``filter`` copy their result for each element). So the
+structure of the expression tells how the work grows with the size of the data, and an event that is too large for it is
+refused before the work begins (`MAX_WORK`, about a second at worst). Without a comprehension an event of any size will do.
+
+How JSON appears in CEL: an integer of 64 bits is an ``int``, up to ``18446744073709551615`` a ``uint``, and beyond that a
+``double``, which keeps about 16 digits; a number with a fraction or an exponent is a ``double``. Comparisons go across these
+types (``1 == 1.0`` is true, ``payload.amount > 100`` holds for ``100.5``), arithmetic does not: write
+``double(payload.amount) * 1.5``. A field that is not there is an error, not null; ``has(payload.amount)`` asks for it.
+``||`` and ``&&`` pass over an error on one side when the other side decides.
+"""
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import cel
+
+from madeira.errors import MadeiraError
+
+#: Characters of an expression, at most.
+MAX_LENGTH: Final = 4096
+
+#: Levels of comprehensions inside one another, at most.
+MAX_NESTING: Final = 2
+
+#: Steps that an evaluation may take as far as can be told beforehand; one takes 50 to 100 ns.
+MAX_WORK: Final = 10_000_000
+
+#: Steps that the compilation of a regular expression counts for; it is compiled each time it is used.
+_REGEX_WORK: Final = 1000
+
+#: Repetitions that a regular expression may ask for (``{n}``), multiplied: they are written out when it is compiled.
+_MAX_REPEATS: Final = 100
+
+#: Characters of a text that count as one value.
+_TEXT_UNIT: Final = 64
+
+_MACROS: Final = frozenset({"all", "exists", "exists_one", "existsOne", "map", "filter"})
+_COLLECTING: Final = frozenset({"map", "filter"})
+
+_TYPES: Final = frozenset({"bool", "bytes", "double", "int", "list", "map", "null_type", "string", "uint"})
+
+_FUNCTIONS: Final = frozenset(
+    {
+        "bytes",
+        "contains",
+        "double",
+        "duration",
+        "dyn",
+        "endsWith",
+        "getDate",
+        "getDayOfMonth",
+        "getDayOfWeek",
+        "getDayOfYear",
+        "getFullYear",
+        "getHours",
+        "getMilliseconds",
+        "getMinutes",
+        "getMonth",
+        "getSeconds",
+        "int",
+        "matches",
+        "size",
+        "startsWith",
+        "string",
+        "timestamp",
+        "type",
+        "uint",
+    }
+)
+
+#: Variables that may hold much, and are converted for CEL only when an expression reads them.
+_LARGE: Final = frozenset({"payload", "parameters", "body", "text", "headers"})
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<skip>\s+|//[^\n]*)
+    | (?P<string>(?:[bB]?[rR]|[rR][bB])(?:\"{3}.*?\"{3}|'{3}.*?'{3}|"[^"\n]*"|'[^'\n]*')
+                |[bB]?(?:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
+    | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<number>[0-9][A-Za-z0-9.]*)
+    | (?P<sign>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+_REPEAT: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+
+
+class ExpressionFailed(MadeiraError):
+    """Raised when an expression gives no yes or no; `reason` is one line without any value of the data."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def check(text: str, variables: frozenset[str]) -> str | None:
+    """Why `text` cannot be used as an expression over `variables`; None when it can."""
+    if len(text) > MAX_LENGTH:
+        return f"has {len(text)} characters; {MAX_LENGTH} are allowed"
+    if any(0xD800 <= ord(c) < 0xE000 for c in text):
+        return "holds half a character (a lone surrogate)"
+    try:
+        program = cel.compile(text)
+    except ValueError as e:
+        return f"is no CEL: {_syntax(str(e))}"
+    tokens = list(_tokens(text))
+    macros = list(_macros(tokens))
+    return (
+        _unknown("variable", set(program.variables()) - {m.variable for m in macros} - _TYPES, variables)
+        or _unknown("function", {f for f in program.functions() if f.isidentifier()}, _FUNCTIONS | _MACROS)
+        or _misused(macros, variables)
+        or _bad_regex(tokens)
+    )
+
+
+def variables_of(text: str) -> frozenset[str]:
+    """The variables that a checked expression reads."""
+    return _compiled(text).reads
+
+
+def evaluate(text: str, values: Mapping[str, Any]) -> bool:
+    """Whether the expression `text` holds for `values`.
+
+    Raises:
+        ExpressionFailed: it gives no yes or no: a field is missing, types do not fit, the data is too large for it.
+    """
+    return Scope(values).evaluate(text)
+
+
+class Scope:
+    """Some values, prepared for several expressions; used by one thread.
+
+    Raises nothing on construction: values are looked up and converted when an expression reads them first.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._context = cel.Context()
+        self._known: set[str] = set()
+        self._sizes: dict[str, _Size] = {}
+
+    def evaluate(self, text: str) -> bool:
+        """Whether the expression `text` holds.
+
+        Raises:
+            ExpressionFailed: as for `evaluate`.
+        """
+        compiled = _compiled(text)
+        self._bring(compiled.reads)
+        if compiled.shape.grows:
+            self._refuse_too_much(compiled)
+        try:
+            result = compiled.program.execute(self._context)
+        except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as e:
+            raise ExpressionFailed(_reason(e, compiled.words)) from None
+        except BaseException as e:
+            # A panic inside the library is no Exception.
+            if type(e).__name__ != "PanicException":
+                raise
+            raise ExpressionFailed("the library for CEL failed") from None
+        if not isinstance(result, bool):
+            raise ExpressionFailed(f"gives {_kind(result)}, not true or false")
+        return result
+
+    def _bring(self, names: frozenset[str]) -> None:
+        """Make variables known. Each addition lets the library convert all of them anew, so the small ones come together."""
+        missing = names - self._known
+        if not missing:
+            return
+        wanted = (missing & _LARGE) | (self._values.keys() - _LARGE - self._known)
+        try:
+            found = {name: self._values[name] for name in wanted if name in self._values}
+            self._context.update(found)
+        except ValueError:
+            raise ExpressionFailed("the data holds a text that is no Unicode, or is no JSON") from None
+        self._known |= wanted
+
+    def _refuse_too_much(self, compiled: "_Compiled") -> None:
+        size = _Size()
+        for name in compiled.reads & _LARGE:
+            if name not in self._sizes:
+                self._sizes[name] = _measure(self._values[name])
+            size = size.plus(self._sizes[name])
+        if compiled.shape.work(size) > MAX_WORK:
+            raise ExpressionFailed(
+                f"the data is too large for it ({size.values} values): use fewer comprehensions (all, exists, map, filter), "
+                "and none that reads more than its element"
+            )
+
+
+# -- how the work of an expression grows with the data ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How much a value is."""
+
+    #: Values in it, itself included; a long text counts as several.
+    values: int = 1
+    #: Elements of its longest list or object.
+    longest: int = 1
+
+    def plus(self, other: "_Size") -> "_Size":
+        return _Size(self.values + other.values, max(self.longest, other.longest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What of an expression decides over its work."""
+
+    macros: int = 0
+    #: ``map`` and ``filter``.
+    collecting: int = 0
+    #: Comprehensions whose body reads more than its own element.
+    outward: int = 0
+    #: Whether a regular expression is used in a comprehension.
+    regex: bool = False
+    additions: int = 0
+
+    @property
+    def grows(self) -> bool:
+        """Whether more than the first reading of the data is to be expected."""
+        return self.macros > 0 or self.additions > 1
+
+    def work(self, size: _Size) -> int:
+        """Steps, at most, roughly."""
+        times = 1 + self.additions
+        longest = size.longest * times
+        steps: int = size.values * times**2 * longest ** (self.outward + (self.collecting > 0)) * max(1, self.macros)
+        return steps * _REGEX_WORK if self.regex else steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Macro:
+    name: str
+    variable: str
+    #: What is evaluated for each element.
+    body: tuple[_Token, ...] = field(repr=False)
+    #: Level of nesting, from 1.
+    level: int
+    #: The variables of the comprehensions around it.
+    around: frozenset[str]
+
+    @property
+    def is_outward(self) -> bool:
+        """Whether the body reads anything that may be large and is not part of the element."""
+        outside = (_LARGE | self.around) - {self.variable}
+        return any(name in outside for name in _free_names(self.body))
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "skip":
+            yield _Token(str(match.lastgroup), match[0])
+
+
+def _macros(tokens: Iterable[_Token], level: int = 1, around: frozenset[str] = frozenset()) -> Iterator[_Macro]:
+    """The comprehensions in `tokens`, those inside others included."""
+    tokens = tuple(tokens)
+    at = 0
+    while at < len(tokens):
+        dot, name, bracket = (tokens[at : at + 3] + (_Token("", ""),) * 3)[:3]
+        at += 1
+        if dot.text != "." or name.text not in _MACROS or bracket.text != "(":
+            continue
+        inside = _inside(tokens, at + 2)
+        variable = inside[0].text if inside else ""
+        macro = _Macro(name.text, variable, inside[1:], level, around)
+        yield macro
+        yield from _macros(inside[1:], level + 1, around | {variable})
+        at += 2 + len(inside)
+
+
+def _inside(tokens: tuple[_Token, ...], start: int) -> tuple[_Token, ...]:
+    """The tokens from `start` to the bracket that closes."""
+    depth = 1
+    for at in range(start, len(tokens)):
+        depth += (tokens[at].text in ("(", "[", "{")) - (tokens[at].text in (")", "]", "}"))
+        if depth == 0:
+            return tokens[start:at]
+    return tokens[start:]
+
+
+def _free_names(tokens: tuple[_Token, ...]) -> Iterator[str]:
+    for at, token in enumerate(tokens):
+        if token.kind == "name" and (at == 0 or tokens[at - 1].text != "."):
+            yield token.text
+
+
+def _shape(tokens: list[_Token], macros: list[_Macro]) -> _Shape:
+    return _Shape(
+        macros=len(macros),
+        collecting=sum(m.name in _COLLECTING for m in macros),
+        outward=sum(m.is_outward for m in macros),
+        regex=any(token.text == "matches" for m in macros for token in m.body),
+        additions=sum(token.text == "+" for token in tokens),
+    )
+
+
+def _measure(value: Any) -> _Size:
+    values, longest, rest = 0, 1, [value]
+    while rest:
+        one = rest.pop()
+        values += 1
+        if isinstance(one, str):
+            values += len(one) // _TEXT_UNIT
+        elif isinstance(one, Mapping):
+            longest = max(longest, len(one))
+            rest += one.values()
+        elif isinstance(one, list):
+            longest = max(longest, len(one))
+            rest += one
+    return _Size(values, longest)
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _unknown(what: str, used: set[str], known: frozenset[str]) -> str | None:
+    if used <= known:
+        return None
+    name = min(used - known)
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"there is no {what} {name}" + (f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}")
+
+
+def _misused(macros: list[_Macro], variables: frozenset[str]) -> str | None:
+    for macro in macros:
+        if macro.variable in variables:
+            return f"{macro.name}({macro.variable}, …) hides the variable {macro.variable}; use another name for the element"
+    if any(macro.level > MAX_NESTING for macro in macros):
+        return f"has comprehensions (all, exists, map, filter) in one another, more than {MAX_NESTING} levels deep"
+    return None
+
+
+def _bad_regex(tokens: list[_Token]) -> str | None:
+    for at, token in enumerate(tokens):
+        if token.text != "matches" or token.kind != "name":
+            continue
+        following = tokens[at + 1 : at + 4]
+        if at == 0 or tokens[at - 1].text != "." or [t.kind for t in following] != ["sign", "string", "sign"]:
+            return 'matches needs its pattern as a text in quotes, such as payload.name.matches("^[a-z]+$")'
+        pattern = following[1].text
+        repeats = 1
+        for least, most in _REPEAT.findall(pattern):
+            repeats *= max(1, int(least[:6]), int(most[:6] or 0))
+        if repeats > _MAX_REPEATS:
+            return f"the pattern {pattern[:60]} repeats too much; {_MAX_REPEATS} repetitions ({{n}}), multiplied, are allowed"
+        try:
+            cel.compile(f"''.matches({pattern})").execute({})
+        except RuntimeError:
+            return f"the pattern {pattern[:60]} is no regular expression"
+    return None
+
+
+def _syntax(message: str) -> str:
+    """The place and the cause out of the library's message, which repeats the whole text several times."""
+    found = re.search(r"<input>:(\d+):(\d+): ([^\n]*)", message)
+    if not found:
+        return "it cannot be read"
+    cause = found[3].removeprefix("Syntax error: ").split(", expecting", 1)[0].split(" expecting {", 1)[0]
+    return f"line {found[1]}, column {found[2]}: {cause[:200]}"
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    program: cel.Program
+    #: The variables that it reads; those of comprehensions may be among them.
+    reads: frozenset[str]
+    #: The names and short texts that stand in it.
+    words: frozenset[str]
+    shape: _Shape
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text: str) -> _Compiled:
+    try:
+        program = cel.compile(text)
+    except ValueError as e:
+        raise ExpressionFailed(f"is no CEL: {_syntax(str(e))}") from None
+    tokens = list(_tokens(text))
+    macros = list(_macros(tokens))
+    return _Compiled(
+        program=program,
+        reads=frozenset(program.variables()) - {m.variable for m in macros},
+        words=frozenset(t.text.strip("'\"")[:100] for t in tokens if t.kind in ("name", "string")),
+        shape=_shape(tokens, macros),
+    )
+
+
+def _reason(error: Exception, words: frozenset[str]) -> str:
+    if isinstance(error, KeyError):
+        # A key may have been computed from the data, so it is told only where the expression itself names it.
+        name = str(error.args[0]) if error.args else ""
+        return f"there is no field {name}" if name in words else "a field is missing"
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            return reason
+    return "it cannot be evaluated"
+
+
+_REASONS: Final = (
+    (IndexError, "a list is shorter than it should be"),
+    (ZeroDivisionError, "a division by zero"),
+    (OverflowError, "a number is too large"),
+    (TypeError, "types do not fit: a field of something that is no object, or arithmetic with both int and double"),
+    (RuntimeError, "a function was given something that it cannot work with"),
+    (ValueError, "the data holds a text that is no Unicode"),
+)
+
+
+def _kind(value: Any) -> str:
+    kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "an object", type(None): "null"}
+    return kinds.get(type(value), "something else")
