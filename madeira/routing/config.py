@@ -17,7 +17,8 @@ from typing import Any, Final
 from madeira.errors import ConfigurationInvalid, FieldProblem, SettingsError
 from madeira.records import CALLBACK_URL, ClientCertificate, Endpoint, RetryPolicy, Route, Source
 from madeira.routing import secrets
-from madeira.routing.fields import FIELDS, KINDS, Field, Kind, as_table, check_pair, schema
+from madeira.routing.checks import as_table, check_pair
+from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
 from madeira.routing.values import ENV_PREFIX, How, Wrong, name
 from madeira.sealing import Sealer
 from madeira.settings import secret_reference
