@@ -7,6 +7,8 @@ from madeira import settings
 from madeira.errors import SettingsError
 from madeira.settings import Settings, environment_name
 
+KEY = "bWFkZWlyYS10ZXN0cy1zZWFsLXdpdGgtdGhpcy1rZXk="
+
 
 def test_defaults_need_no_environment() -> None:
     """Without any variable the settings hold, and say that the servers are to be embedded."""
@@ -96,10 +98,26 @@ def test_settings_show_no_secret() -> None:
             "MADEIRA_DATABASE_URL": "postgresql://u:pass1@h/d",
             "MADEIRA_REDIS_URL": "redis://:pass2@h/0",
             "MADEIRA_ADMIN_TOKEN": "pass3",
-            "MADEIRA_SECRET_KEY": "pass4",
+            "MADEIRA_SECRET_KEY": KEY,
         }
     )
     assert "pass" not in repr(values)
+    assert KEY not in repr(values)
+
+
+def test_keys_are_checked_at_the_start_and_not_told() -> None:
+    """One that is no key is told by its number: whatever it is, it may be meant to be secret."""
+    assert settings.load({"MADEIRA_SECRET_KEY": f"{KEY}, {KEY}"}).secret_key == (KEY, KEY)
+    with pytest.raises(SettingsError, match=r"MADEIRA_SECRET_KEY: key number 2 .*madeira keygen") as e:
+        settings.load({"MADEIRA_SECRET_KEY": f"{KEY},hunter2"})
+    assert "hunter2" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["MADEIRA_EGRESS_ALLOW", "MADEIRA_EGRESS_DENY"])
+def test_what_may_be_called_is_checked_at_the_start(name: str) -> None:
+    """An entry that is neither address nor network nor pattern stops the start."""
+    with pytest.raises(SettingsError, match=f"{name}.*10.0.0.0/99"):
+        settings.load({name: "10.1.0.0/16,10.0.0.0/99"})
 
 
 def test_every_setting_is_documented() -> None:

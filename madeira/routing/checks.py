@@ -108,7 +108,7 @@ def expression(variables: frozenset[str]) -> Value:
     """An expression over `variables`."""
 
     def check(value: Any, _how: How) -> str:
-        found = values.as_text(value, 8192)
+        found = values.as_text(value, expressions.MAX_LENGTH)
         if not found.strip():
             raise Wrong("must not be empty; leave it out instead")
         reason = expressions.check(found, variables)
@@ -116,7 +116,7 @@ def expression(variables: frozenset[str]) -> Value:
             raise Wrong(reason)
         return found
 
-    return Value(check, {"type": "string", "minLength": 1, "maxLength": 8192})
+    return Value(check, {"type": "string", "minLength": 1, "maxLength": expressions.MAX_LENGTH})
 
 
 def headers() -> Value:
