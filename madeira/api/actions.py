@@ -225,8 +225,8 @@ def _reason(value: Any) -> str:
 
 
 def _required_reason(value: Any) -> str:
-    if not _reason(value).strip():
-        raise ValueError("must say why")
+    if not _reason(value) or value[0].isspace():
+        raise ValueError("must say why, and not begin with a space")
     return str(value)
 
 

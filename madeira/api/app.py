@@ -15,6 +15,7 @@ from madeira import log
 from madeira.api import health, openapi, problems
 from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
+from madeira.api.admin.objects import Object, Objects
 from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.auth import Authenticator
 from madeira.api.batch import Batch
@@ -30,7 +31,9 @@ from madeira.broker.memory import warn_of_eviction
 from madeira.broker.queues import Queues
 from madeira.egress import Egress
 from madeira.records import Accepted, NewEvent, Source
+from madeira.routing.fields import KINDS
 from madeira.routing.follow import RulesFollower
+from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.settings import Settings, load, require
 from madeira.store import events as store
@@ -76,6 +79,7 @@ def create(
     queues: Queues,
     tokens: KnownTokens,
     egress: Egress,
+    configurator: Configurator,
     max_body: int,
     admin_token: str,
 ) -> "falcon.App[falcon.Request, falcon.Response]":
@@ -104,6 +108,9 @@ def create(
     api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))
     api.add_route("/v1/events/{event_id}/erase", Erase(**acting))
     api.add_route("/v1/endpoints/{name}/cancel", CancelEndpoint(**acting))
+    for kind in KINDS:
+        api.add_route(f"/v1/{kind}s", Objects(auth=auth, configurator=configurator, kind=kind))
+        api.add_route(f"/v1/{kind}s/{{name}}", Object(**acting, configurator=configurator, kind=kind))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
     api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
@@ -178,6 +185,7 @@ class Application:
         )
         commits.start()
         self._parts.callback(commits.stop, STOP_S)
+        egress = Egress(allow=s.egress_allow, deny=s.egress_deny)
         return create(
             sources=lambda: rules.need().sources,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
@@ -185,7 +193,8 @@ class Application:
             database=database,
             queues=queues,
             tokens=tokens,
-            egress=Egress(allow=s.egress_allow, deny=s.egress_deny),
+            egress=egress,
+            configurator=Configurator(database=database, sealer=Sealer(s.secret_key), egress=egress),
             max_body=s.max_body,
             admin_token=s.admin_token,
         )

@@ -51,7 +51,7 @@ EVENTS: Final = (
             "answer is 503: send all again, what was committed is told as duplicates."
         ),
         access=parts.SOURCE,
-        body=json_body(text("One event as in `NewEvent` on each line."), media_types=(NDJSON,)),
+        body=json_body(text("One event as in `NewEvent` on each line.", format="events-ndjson"), media_types=(NDJSON,)),
         answers={200: ("What became of the lines.", ref("BatchReceipt"))},
         problems=(415, 422, 429),
         headers={429: _RETRY_AFTER},

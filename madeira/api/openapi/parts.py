@@ -191,13 +191,15 @@ def shared(name: str) -> Schema:
     return {"$ref": f"#/components/parameters/{name}"}
 
 
-_CHARACTER: Final = r"[^\u0000-\u001f\u007f-\u009f\u2028\u2029]"
+_BREAKING: Final = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
+
+_CHARACTER: Final = f"[^{_BREAKING}]"
 
 #: What people write: no control characters.
 PRINTABLE: Final = rf"^{_CHARACTER}*$"
 
-#: The same, with something to be seen in it.
-NOT_EMPTY: Final = rf"^{_CHARACTER}*\S{_CHARACTER}*$"
+#: The same, beginning with something to be seen.
+NOT_EMPTY: Final = rf"^[^\s{_BREAKING}]{_CHARACTER}*$"
 
 NAME: Final = text(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 

@@ -50,9 +50,11 @@ _NEW_EVENT: Final = obj(
             "Made by Madeira (UUIDv7) when absent; such a post cannot be repeated safely.",
             pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,128}$",
         ),
-        "target_uri": text("A callback address.", maxLength=validation.MAX_TARGET_URI, format="uri"),
+        "target_uri": text(
+            "A callback address: an absolute http(s) URL.", maxLength=validation.MAX_TARGET_URI, format="http-url"
+        ),
         "parameters": {"type": "object", "description": "Values for URL templates, filters and bodies."},
-        "routing_key": text(minLength=1, maxLength=validation.MAX_ROUTING_KEY),
+        "routing_key": text(minLength=1, maxLength=validation.MAX_ROUTING_KEY, pattern=PRINTABLE),
         "deliver_at": moment("Not routed before; at most 30 days ahead."),
         "trace_id": _TRACE_ID,
         "source": text("Only if equal to the header `X-Madeira-Source`."),
