@@ -138,6 +138,9 @@ def whole(low: int, high: int) -> Value:
     """A whole number of that range."""
 
     def check(value: Any, _how: How) -> int:
+        # To JSON, 3.0 is the whole number 3.
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise Wrong(f"must be a whole number, not {kind_of(value)}")
         if not low <= value <= high:

@@ -169,9 +169,9 @@ def _expected(req: falcon.Request, patch: dict[str, Any]) -> int | None:
         found.add(int(digits))
     version = patch.pop("version", None)
     if version is not None:
-        if not isinstance(version, int) or isinstance(version, bool):
+        if isinstance(version, bool) or not isinstance(version, int | float) or version != int(version):
             raise problems.invalid([FieldError("version", "must be the version of what was read, or be left out")])
-        found.add(version)
+        found.add(int(version))
     if len(found) > 1:
         raise problems.invalid([FieldError("version", "must be the same as in If-Match")])
     return found.pop() if found else None

@@ -32,6 +32,41 @@ _KEPT: Final = {"version": whole("Rises with each change."), "created_at": momen
 _UNFINISHED: Final = nullable(whole("Deliveries that have not ended; null when there are too many of all endpoints to count."))
 
 
+#: What the texts of some fields are, where that is more than a pattern can say; by field, in whatever table it stands.
+_FORMATS: Final = {
+    "url": "url-template",
+    "body": "json-template",
+    "success": "cel-of-answer",
+    "filter": "cel-of-event",
+    "chain": "pem-certificates",
+    "key": "pem-key",
+}
+
+_HEADERS: Final = {
+    "propertyNames": {"pattern": r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$"},
+    "additionalProperties": text(minLength=1, maxLength=8192, pattern=r"^[\t\u0020-\u007e\u00a0-\u00ff]*$"),
+}
+
+
+def _written(kind: Kind) -> Schema:
+    """An object as a client writes it."""
+    found = _with_formats(schema(kind))
+    properties = found["properties"]
+    if "headers" in properties:
+        properties["headers"] |= _HEADERS
+    if "secrets" in properties:
+        properties["secrets"] |= {"items": properties["secrets"]["items"] | {"pattern": r"^[^\u0000]*$"}}
+    return found
+
+
+def _with_formats(written: Schema) -> Schema:
+    properties = {}
+    for name, value in written["properties"].items():
+        found = _with_formats(value) if "properties" in value else dict(value)
+        properties[name] = found | ({"format": _FORMATS[name]} if name in _FORMATS else {})
+    return {**written, "properties": properties}
+
+
 def _schemas() -> dict[str, Schema]:
     found: dict[str, Schema] = {
         "Removed": obj(
@@ -43,9 +78,9 @@ def _schemas() -> dict[str, Schema]:
     }
     for kind in KINDS:
         name = kind.capitalize()
-        found[f"New{name}"] = schema(kind)
+        found[f"New{name}"] = _written(kind)
         found[name] = _shown(schema(kind), {"unfinished": _UNFINISHED} if kind == "endpoint" else {})
-        found[f"{name}Patch"] = _patch(schema(kind))
+        found[f"{name}Patch"] = _patch(_written(kind))
         found[f"{name}s"] = obj(**{f"{kind}s": array(ref(name))})
     return found
 
@@ -71,7 +106,10 @@ def _patch(written: Schema) -> Schema:
 def _merged(written: Schema) -> Schema:
     found: dict[str, Any] = {k: v for k, v in written.items() if k not in ("required", "default")}
     if "properties" in found:
-        found["properties"] = {name: nullable(_merged(value)) for name, value in found["properties"].items()}
+        required = written.get("required", ())
+        found["properties"] = {
+            name: _merged(value) if name in required else nullable(_merged(value)) for name, value in found["properties"].items()
+        }
     if isinstance(found.get("additionalProperties"), dict):
         found["additionalProperties"] = nullable(_merged(found["additionalProperties"]))
     return found
