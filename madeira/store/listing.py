@@ -41,8 +41,10 @@ class _Walk(NamedTuple):
 
 _ALL: Final = _Walk("seq < %(before)s AND seq >= %(floor)s", "seq DESC")
 _PENDING: Final = _Walk("route_at IS NOT NULL AND seq < %(before)s AND seq >= %(floor)s", "seq DESC")
+#: Its index is over this expression, so that statements about one event cannot be led to it by an old plan.
 _OF_SOURCE: Final = _Walk(
-    "(source, seq) < (%(source)s, %(before)s) AND (source, seq) >= (%(source)s, %(floor)s)", "source DESC, seq DESC"
+    "(source || '', seq) < (%(source)s, %(before)s) AND (source || '', seq) >= (%(source)s, %(floor)s)",
+    "source || '' DESC, seq DESC",
 )
 _OF_TRACE: Final = _Walk(
     "(trace_id, seq) < (%(trace_id)s, %(before)s) AND (trace_id, seq) >= (%(trace_id)s, %(floor)s)", "trace_id DESC, seq DESC"
