@@ -56,10 +56,10 @@ class Client:
 
     `url`: base address of the API, such as ``https://madeira.example``. `source`: its name. `secret`: one of its secrets.
     `timeout_s`: seconds that connecting, or waiting for the next bytes, may take in one try. `retries`: further tries after
-    the first. `patience_s`: seconds for all tries of one call and the waits between them. `backoff_s`: seconds before the
-    second try; twice as many before each further one, up to 10, less up to half of it by chance; ``Retry-After`` comes on
-    top. `transport`: for a proxy, a private CA or a client certificate (`httpx.HTTPTransport`); variables such as
-    HTTPS_PROXY are not read.
+    the first. `patience_s`: seconds for all tries of one call and the waits between them; looked at before each try and each
+    wait, and while the body of an answer comes. `backoff_s`: seconds before the second try; twice as many before each further
+    one, up to 10, less up to half of it by chance; ``Retry-After`` comes on top. `transport`: for a proxy, a private CA or a
+    client certificate (`httpx.HTTPTransport`); variables such as HTTPS_PROXY are not read.
 
     Raises:
         ValueError: an argument is not as it must be.
