@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madeira import sealing
-from madeira.sealing import SealError, Sealer
+from madeira.sealing import Sealer, SealError
 
 OLD, NEW = sealing.generate(), sealing.generate()
 

@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from madeira import expressions, target
-
-try:
-    from madeira import templates
-except ImportError:  # INTERIM
-    from types import SimpleNamespace
-
-    templates = SimpleNamespace(check_url=lambda t: None, check_body=lambda t: None, check_header=lambda t: None)
+from madeira import expressions, target, templates
 from madeira.certificates import check_certificate
 from madeira.headers import is_reserved
 from madeira.records import CALLBACK_URL
@@ -32,12 +25,6 @@ _MAX_HEADER: Final = 8192
 _MAX_HEADERS: Final = 100
 _MAX_SECRETS: Final = 20
 
-#: Scheme and authority of a URL, and what follows.
-_AUTHORITY: Final = re.compile(r"(?s)([^:/?#]*://[^/?#{]*)(.*)")
-#: An expression of a URL template; those that may follow a host directly begin with one of these.
-_EXPRESSION: Final = re.compile(r"\{([^{}]*)\}")
-_AFTER_HOST: Final = ("{/", "{?")
-
 
 def url() -> Value:
     """The URL of an endpoint: a template (RFC 6570) whose host is fixed, or all of it the address that came with the event."""
@@ -48,7 +35,7 @@ def url() -> Value:
             return found
         if not found.isprintable() or " " in found:
             raise Wrong("holds a space or a control character")
-        host = _host(_without_expressions(found))
+        host = _host(_before_expressions(found))
         reason = how.refusal_of_host(host)
         if reason:
             raise Wrong(reason)
@@ -57,20 +44,14 @@ def url() -> Value:
     return Value(check, {"type": "string", "minLength": 1, "maxLength": target.MAX_URL})
 
 
-def _without_expressions(url: str) -> str:
-    """`url` with each expression replaced by something harmless."""
+def _before_expressions(url: str) -> str:
+    """What of `url` is the same for every event: its host, at least."""
     if "{" not in url and "}" not in url:
         return url
     reason = templates.check_url(url)
     if reason:
         raise Wrong(reason)
-    whole = _AUTHORITY.fullmatch(url)
-    rest = whole[2] if whole else ""
-    if whole is None or (rest.startswith("{") and not rest.startswith(_AFTER_HOST)):
-        raise Wrong(
-            f"an expression may stand in path and query, not in scheme, host or port; only {CALLBACK_URL} is all of a URL"
-        )
-    return whole[1] + _EXPRESSION.sub(lambda e: e[1][0] + "x" if e[1][0] in "/?&;.#" else "x", rest)
+    return url.partition("{")[0]
 
 
 def _host(url: str) -> str:

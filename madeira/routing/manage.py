@@ -5,8 +5,8 @@ configuration's version, by which every process learns of it, and leaves one row
 changed. What would change nothing is not written and leaves no trace.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -141,36 +141,35 @@ class Configurator:
     ) -> Removed:
         """Remove an object; `unfinished` says what becomes of an endpoint's unfinished deliveries.
 
-        They are cancelled page by page, each page a transaction, before the endpoint goes. A worker that has not heard yet
-        that no route leads there may add one in the two seconds after; that one waits until it is cancelled.
+        They are cancelled page by page, each page a transaction, before the endpoint goes. What is being called ends with
+        its call. A worker that has not heard yet that no route leads there may add a delivery in the two seconds after; that
+        one waits until it is cancelled.
 
         Raises:
             NotThere: there is none of this name.
             Stale: it has another version by now.
             InUse: a route names it, or it has unfinished deliveries and they are not to be cancelled.
         """
-        pages = _Pages(name, who, why)
+        cancelled: Sequence[DeliveryRef] = ()
+        requested = 0
         cancels = kind == "endpoint" and unfinished == "cancel"
         if cancels:
             with self._database.connection() as conn:
                 _removable(conn, kind, name, expected)
-            while not pages.at_end:
-                with self._database.connection() as conn:
-                    pages.next(conn)
+            cancelled = _cancel_pages(self._database.connection, name, who, why)
         with self._changing() as conn:
             before = _removable(conn, kind, name, expected)
             if cancels:
                 # What came meanwhile.
-                pages.at_end = False
-                while not pages.at_end:
-                    pages.next(conn)
+                cancelled = [*cancelled, *_cancel_pages(lambda: nullcontext(conn), name, who, why)]
+                requested = configuration.busy(conn, [name]).get(name, 0)
             elif kind == "endpoint":
                 refuse_busy(configuration.busy(conn, [name]))
             configuration.delete(conn, kind, [name])
-            told = {"cancelled": len(pages.cancelled), "requested": pages.requested} if cancels else {}
+            told = {"cancelled": len(cancelled), "requested": requested} if cancels else {}
             configuration.record(conn, who, why, [entry("delete", kind, name, before.spec, None, more=told)])
             configuration.raise_version(conn)
-        return Removed(pages.cancelled, pages.requested)
+        return Removed(cancelled, requested)
 
     # -- changing all of them -----------------------------------------------------------------------------------
 
@@ -249,22 +248,18 @@ class Configurator:
         return spec, draft.clear
 
 
-class _Pages:
-    """Cancels the unfinished deliveries of an endpoint, page by page."""
-
-    def __init__(self, endpoint: str, who: str, why: str | None) -> None:
-        self.cancelled: list[DeliveryRef] = []
-        self.requested = 0
-        self.at_end = False
-        self._endpoint, self._who, self._why = endpoint, who, why
-        self._after_id = 0
-
-    def next(self, conn: psycopg.Connection[Any]) -> None:
-        page = cancelling.cancel_endpoint(conn, self._endpoint, self._after_id, _PAGE, self._who, self._why)
-        self.cancelled += page.cancelled
-        self.requested += page.requested
-        self.at_end = page.after_id is None
-        self._after_id = self._after_id if page.after_id is None else page.after_id
+def _cancel_pages(
+    connection: Callable[[], AbstractContextManager[psycopg.Connection[Any]]], endpoint: str, who: str, why: str | None
+) -> list[DeliveryRef]:
+    """Cancel what is unfinished of an endpoint, each page on a `connection`; what ended by it."""
+    cancelled: list[DeliveryRef] = []
+    after_id: int | None = 0
+    while after_id is not None:
+        with connection() as conn:
+            page = cancelling.cancel_endpoint(conn, endpoint, after_id, _PAGE, who, why)
+        cancelled += page.cancelled
+        after_id = page.after_id
+    return cancelled
 
 
 def _check_name(name: str, problems: Problems) -> None:

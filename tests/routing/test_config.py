@@ -4,7 +4,8 @@ import pytest
 
 from madeira.errors import SettingsError
 from madeira.records import CALLBACK_URL, RetryPolicy
-from madeira.routing.config import Rules, no_rules, parse_toml
+from madeira.routing.config import Rules, no_rules, parse_toml, schema
+from madeira.routing.fields import FIELDS, KINDS, Kind
 
 WHOLE = """
 [[source]]
@@ -79,70 +80,79 @@ def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
     assert rules.endpoints["callback"].url == CALLBACK_URL
 
 
-def test_the_callback_endpoint_can_be_redefined() -> None:
-    """The file may give the built-in endpoint another pace."""
-    rules = parse('[[endpoint]]\nname = "callback"\nurl = "{+target_uri}"\nrate = 5\n')
-    assert rules.endpoints["callback"].rate == 5.0
-
-
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("[[source]\n", ["not valid TOML"]),
         ("[source]\nname='s'\n", ["[[source]]", "double brackets"]),
-        ("[[sourse]]\n", ["'sourse'", "did you mean 'source'"]),
-        ("[[source]]\nsecrets=['x']\n", ["source number 1", "field name is missing"]),
-        ("[[source]]\nname='a b'\nsecrets=['x']\n", ["field name", "'a b'"]),
-        ("[[source]]\nname='s'\n", ["source 's'", "field secrets is missing"]),
-        ("[[source]]\nname='s'\nsecrets=[]\n", ["source 's'", "at least one"]),
-        ("[[source]]\nname='s'\nsecrets='x'\n", ["field secrets", "a list of texts, not a text"]),
-        ("[[source]]\nname='s'\nsecrets=[1]\n", ["field secrets", "a text, not a whole number"]),
-        ("[[source]]\nname='s'\nsecrets=['']\n", ["must not be empty"]),
-        ("[[source]]\nname='s'\nsecrets=['env:NOT_THERE']\n", ["NOT_THERE", "not set"]),
-        ("[[source]]\nname='s'\nsecrets=['whsec_%%%']\n", ["number 1", "base64"]),
-        (SOURCE + SOURCE, ["source 's'", "two of this name"]),
-        (ENDPOINT + "tiemout=1\n", ["endpoint 'e'", "'tiemout'", "did you mean 'timeout'"]),
-        (ENDPOINT + "timeout=true\n", ["field timeout", "a number, not a boolean"]),
-        (ENDPOINT + "timeout=0\n", ["field timeout", "0 is not between"]),
-        (ENDPOINT + "timeout=nan\n", ["field timeout", "nan is not between"]),
-        (ENDPOINT + "rate='30'\n", ["field rate", "a number, not a text"]),
-        (ENDPOINT + "rate=0\n", ["field rate", "not between"]),
-        (ENDPOINT + "burst=0\n", ["field burst", "not between"]),
-        (ENDPOINT + "concurrency=1.5\n", ["field concurrency", "a whole number, not a number"]),
-        (ENDPOINT + "method='TRACE'\n", ["field method", "'TRACE'", "POST"]),
-        (ENDPOINT + "require_body=1\n", ["field require_body", "true or false"]),
-        (ENDPOINT + "success='status == 200'\n", ["success", "not available in this version"]),
-        (ENDPOINT + "body='{}'\n", ["body", "not available in this version"]),
+        ("[[sourse]]\n", ["sourse: unknown field", "did you mean 'source'"]),
+        ("[[source]]\nsecrets=['x']\n", ["source number 1.name: is missing"]),
+        ("[[source]]\nname='a b'\nsecrets=['x']\n", ["source number 1.name", "'a b'"]),
+        ("[[source]]\nname='s'\n", ["source[s].secrets: is missing"]),
+        ("[[source]]\nname='s'\nsecrets=[]\n", ["source[s].secrets: must hold at least 1"]),
+        ("[[source]]\nname='s'\nsecrets='x'\n", ["source[s].secrets: must be a list of texts, not a text"]),
+        ("[[source]]\nname='s'\nsecrets=[1]\n", ["source[s].secrets[0]: must be a text, not a whole number"]),
+        ("[[source]]\nname='s'\nsecrets=['']\n", ["source[s].secrets[0]: must not be empty"]),
+        ("[[source]]\nname='s'\nsecrets=['env:NOT_THERE']\n", ["source[s].secrets[0]", "NOT_THERE", "not set"]),
+        ("[[source]]\nname='s'\nsecrets=['whsec_%%%']\n", ["source[s].secrets[0]", "base64"]),
+        (SOURCE + SOURCE, ["source[s].name", "two of this name"]),
+        (ENDPOINT + "tiemout=1\n", ["endpoint[e].tiemout: unknown field; did you mean 'timeout'"]),
+        (ENDPOINT + "timeout=true\n", ["endpoint[e].timeout: must be a number, not a boolean"]),
+        (ENDPOINT + "timeout=0\n", ["endpoint[e].timeout", "0 is not between"]),
+        (ENDPOINT + "timeout=nan\n", ["endpoint[e].timeout", "nan is not between"]),
+        (ENDPOINT + "rate='30'\n", ["endpoint[e].rate", "a number, not a text"]),
+        (ENDPOINT + "rate=0\n", ["endpoint[e].rate", "not between"]),
+        (ENDPOINT + "burst=0\n", ["endpoint[e].burst", "not between"]),
+        (ENDPOINT + "concurrency=1.5\n", ["endpoint[e].concurrency", "a whole number, not a number"]),
+        (ENDPOINT + "method='TRACE'\n", ["endpoint[e].method", "'TRACE'", "POST"]),
+        (ENDPOINT + "require_body=1\n", ["endpoint[e].require_body", "true or false"]),
         (ENDPOINT + "ordering='endpoint'\n", ["ordering", "not available in this version"]),
-        (ENDPOINT + "[endpoint.breaker]\nenabled=true\n", ["breaker", "not available in this version"]),
-        (ENDPOINT + "[endpoint.breaker]\nenbled=false\n", ["breaker", "did you mean 'enabled'"]),
-        (ENDPOINT + "[endpoint.headers]\nHost='x'\n", ["headers", "Host", "set by Madeira"]),
+        (ENDPOINT + "[endpoint.breaker]\nenabled=true\n", ["endpoint[e].breaker.enabled", "not available in this version"]),
+        (ENDPOINT + "[endpoint.breaker]\nenbled=false\n", ["endpoint[e].breaker.enbled", "did you mean 'enabled'"]),
+        (ENDPOINT + "[endpoint.headers]\nHost='x'\n", ["endpoint[e].headers.Host: ", "set by Madeira"]),
         (ENDPOINT + "[endpoint.headers]\nWebhook-Id='x'\n", ["Webhook-Id", "set by Madeira"]),
-        (ENDPOINT + "[endpoint.headers]\n'a b'='x'\n", ["a b", "not the name of a header"]),
-        (ENDPOINT + '[endpoint.headers]\nX="a\\r\\nb"\n', ["header X", "line break"]),
-        (ENDPOINT + "[endpoint.retry]\nmax_atempts=3\n", ["retry", "did you mean 'max_attempts'"]),
-        (ENDPOINT + "[endpoint.retry]\ninitial=60\nmax=5\n", ["initial = 60", "max = 5"]),
-        (ENDPOINT + "[endpoint.retry]\ndelays=[1]\nfactor=2\n", ["delays", "factor"]),
-        (ENDPOINT + "[endpoint.retry]\ndelays=[]\n", ["delays", "at least one"]),
-        ("[[endpoint]]\nname='e'\n", ["field url is missing"]),
-        ("[[endpoint]]\nname='e'\nurl='ftp://h/'\n", ["field url", "http:// or https://"]),
-        ("[[endpoint]]\nname='e'\nurl='http:///x'\n", ["field url", "with a host"]),
-        ("[[endpoint]]\nname='e'\nurl='http://h:99999/'\n", ["field url", "not a URL"]),
-        ("[[endpoint]]\nname='e'\nurl='http://u:p@h/'\n", ["field url", "user name"]),
-        ("[[endpoint]]\nname='e'\nurl='http://h/{event_id}'\n", ["field url", "not available in this version"]),
-        ("[[endpoint]]\nname='e'\nurl='http://h/a b'\n", ["field url", "a space"]),
-        ("[[endpoint]]\nname='e'\nurl='http://foo..bar/'\n", ["endpoint 'e'", "field url", "no possible name"]),
-        ("[[endpoint]]\nname='e'\nurl='http://127.1:7777/'\n", ["endpoint 'e'", "field url", "dotted form"]),
+        (ENDPOINT + "[endpoint.headers]\n'a b'='x'\n", ["endpoint[e].headers.a b: ", "not the name of a header"]),
+        (ENDPOINT + '[endpoint.headers]\nX="a\\r\\nb"\n', ["endpoint[e].headers.X: ", "line break"]),
+        (ENDPOINT + "[endpoint.retry]\nmax_atempts=3\n", ["endpoint[e].retry.max_atempts", "did you mean 'max_attempts'"]),
+        (ENDPOINT + "[endpoint.retry]\ninitial=60\nmax=5\n", ["endpoint[e].retry.initial: ", "initial = 60", "max = 5"]),
+        (ENDPOINT + "[endpoint.retry]\ndelays=[1]\nfactor=2\n", ["endpoint[e].retry.delays: ", "factor"]),
+        (ENDPOINT + "[endpoint.retry]\ndelays=[]\n", ["endpoint[e].retry.delays: ", "at least 1"]),
+        ("[[endpoint]]\nname='e'\n", ["endpoint[e].url: is missing"]),
+        ("[[endpoint]]\nname='e'\nurl='ftp://h/'\n", ["endpoint[e].url", "http:// or https://"]),
+        ("[[endpoint]]\nname='e'\nurl='http:///x'\n", ["endpoint[e].url", "with a host"]),
+        ("[[endpoint]]\nname='e'\nurl='http://h:99999/'\n", ["endpoint[e].url", "not a URL"]),
+        ("[[endpoint]]\nname='e'\nurl='http://u:p@h/'\n", ["endpoint[e].url", "user name"]),
+        ("[[endpoint]]\nname='e'\nurl='http://h/a b'\n", ["endpoint[e].url", "a space"]),
+        ("[[endpoint]]\nname='e'\nurl='http://foo..bar/'\n", ["endpoint[e].url", "no possible name"]),
+        ("[[endpoint]]\nname='e'\nurl='http://127.1:7777/'\n", ["endpoint[e].url", "dotted form"]),
         (ENDPOINT + "[endpoint.headers]\nAccept-Encoding='gzip'\n", ["Accept-Encoding", "set by Madeira"]),
         (ENDPOINT + "[endpoint.headers]\ntracestate='a=b'\n", ["tracestate", "set by Madeira"]),
         ("x=" + "[" * 5000 + "]" * 5000, ["TOML", "nest"]),
         ("x=" + "1" * 5000, ["not usable TOML", "4300 digits"]),
-        (ENDPOINT + "rate=0x" + "f" * 5000, ["field rate", "not between"]),
-        (ENDPOINT + "burst=0x" + "f" * 5000, ["field burst", "not between"]),
-        (ROUTE, ["route 'r'", "no endpoint 'e'"]),
-        (ENDPOINT + ROUTE + "source='s'\n", ["route 'r'", "no source 's'"]),
+        (ENDPOINT + "rate=0x" + "f" * 5000, ["endpoint[e].rate", "not between"]),
+        (ENDPOINT + "burst=0x" + "f" * 5000, ["endpoint[e].burst", "not between"]),
+        (ROUTE, ["route[r].", "there is no endpoint 'e'"]),
+        (ENDPOINT + ROUTE + "source='s'\n", ["route[r].", "no source 's'"]),
         (SOURCE + ENDPOINT + ROUTE + "source='S'\n", ["known are s"]),
-        (ENDPOINT + ROUTE + "filter='true'\n", ["filter", "not available in this version"]),
+        (ENDPOINT + "success='statsu == 200'\n", ["endpoint[e].success: ", "statsu"]),
+        (ENDPOINT + "success='status =='\n", ["endpoint[e].success: "]),
+        (ENDPOINT + "success=' '\n", ["endpoint[e].success: must not be empty"]),
+        (ENDPOINT + "body='{{ payload'\n", ["endpoint[e].body: "]),
+        (ENDPOINT + "body='{{ paylod | tojson }}'\n", ["endpoint[e].body: ", "paylod"]),
+        (ENDPOINT + "body=''\n", ["endpoint[e].body: must not be empty"]),
+        (ENDPOINT + "[endpoint.headers]\nX='{{ event_id '\n", ["endpoint[e].headers.X: "]),
+        (ENDPOINT + "[endpoint.headers]\nX='a'\nx='b'\n", ["endpoint[e].headers.x: ", "twice"]),
+        (ENDPOINT + "[endpoint.client_certificate]\nchain='x'\n", ["chain: is not PEM", "client_certificate.key: is missing"]),
+        (ENDPOINT + ROUTE + "filter='payload.amount >'\n", ["route[r].filter: "]),
+        (ENDPOINT + ROUTE + "filter='status == 200'\n", ["route[r].filter: ", "status"]),
+        ("[[endpoint]]\nname='e'\nurl='http://{source}/'\n", ["endpoint[e].url: ", "path and query"]),
+        ("[[endpoint]]\nname='e'\nurl='http://h{source}/'\n", ["endpoint[e].url: "]),
+        ("[[endpoint]]\nname='e'\nurl='http://h{.source}/'\n", ["endpoint[e].url: "]),
+        ("[[endpoint]]\nname='e'\nurl='http://h:{source}/'\n", ["endpoint[e].url: "]),
+        ("[[endpoint]]\nname='e'\nurl='{+source}'\n", ["endpoint[e].url: "]),
+        ("[[endpoint]]\nname='e'\nurl='http://h/{sorce}'\n", ["endpoint[e].url: ", "sorce"]),
+        ("[[endpoint]]\nname='e'\nurl='http://h/{'\n", ["endpoint[e].url: "]),
+        ("[[endpoint]]\nname='callback'\nurl='{+target_uri}'\n", ["endpoint[callback].name: ", "built in"]),
         (ENDPOINT + ROUTE + "event_type=''\n", ["event_type", "must not be empty"]),
         (ENDPOINT + ROUTE + "event_type=2024-01-01\n", ["event_type", "a text, not a date or time"]),
     ],
@@ -169,3 +179,44 @@ def test_the_example_is_a_good_configuration() -> None:
     environ = {"BILLING_SECRET": "x", "LEDGER_SECRET": "y", "LEDGER_TOKEN": "z"}
     rules = parse_toml(example.read_text(), where=example.name, environ=environ)
     assert set(rules.endpoints) == {"callback", "ledger", "audit"}
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    """Whoever corrects a file need not start it again and again."""
+    with pytest.raises(SettingsError) as e:
+        parse("[[endpoint]]\nname='e'\nurl='ftp://h'\nrate='x'\n[[source]]\nname='s'\n[[route]]\nname='r'\nendpoint='f'\n")
+    for part in ("endpoint[e].url", "endpoint[e].rate", "source[s].secrets", "route[r].endpoint"):
+        assert part in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{+target_uri}",
+        "https://h.example/{event_type}/{parameters.account}",
+        "https://h.example{/source}",
+        "https://h.example{?source,event_id}",
+        "http://10.0.0.1:8080/a?b={routing_key}",
+    ],
+)
+def test_a_url_may_hold_expressions_below_its_host(url: str) -> None:
+    """The host of an endpoint is fixed, so that its lane and the policy of what may be called know it."""
+    assert parse(f"[[endpoint]]\nname='e'\nurl='{url}'\n").endpoints["e"].url == url
+
+
+def test_templates_and_expressions_reach_their_records() -> None:
+    """What an endpoint makes of an event, and what a route lets pass, stands in the records as it was written."""
+    text = ENDPOINT + 'body = \'{"id": {{ event_id | tojson }}}\'\nsuccess = "status == 200"\n' + ROUTE
+    rules = parse(text + 'filter = "payload.amount > 100"\n')
+    assert rules.endpoints["e"].body == '{"id": {{ event_id | tojson }}}'
+    assert rules.endpoints["e"].success == "status == 200"
+    assert rules.routes[0].filter == "payload.amount > 100"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_knows_every_field(kind: Kind) -> None:
+    """The API's description is made from the same table as the checks."""
+    made = schema(kind)
+    assert list(made["properties"]) == [field.name for field in FIELDS[kind]]
+    assert made["required"] == [field.name for field in FIELDS[kind] if field.required]
+    assert made["additionalProperties"] is False
