@@ -35,7 +35,7 @@ from madeira.client.events import document, encode
 from madeira.delivery import signing
 from tests.api.serving import ROOT, SECRET, rows
 from tests.client.conftest import answer_lost, passed_on
-from tests.receiver import Answer, closed_port, json_answer, silent_port
+from tests.receiver import Answer, Call, closed_port, json_answer, silent_port
 
 EVENTS = "/v1/events"
 
