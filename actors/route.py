@@ -47,7 +47,12 @@ def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
     rules = tools.rules.need()
     with tools.database.connection() as conn:
         found, others = events.routable(conn, seqs)
-        results = events.route(conn, [(event.seq, match(rules, event)) for event in found]) if found else []
+    # Filters and templates may take a while over a large payload; no connection waits for them.
+    plans = [(event.seq, match(rules, event, egress=tools.egress)) for event in found]
+    results = []
+    if plans:
+        with tools.database.connection() as conn:
+            results = events.route(conn, plans)
     for result in results:
         _tell(hand, result)
     for seq, why in others.items():

@@ -81,6 +81,7 @@ def _lanes(rules: Rules | None, lanes: Sequence[str], lease_margin_s: float) -> 
 
 def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules: RulesFollower) -> Tools:
     claims, settles = group_commits(database)
+    egress = Egress(allow=settings.egress_allow, deny=settings.egress_deny)
     stopped = Stopper()
     due = Due(settings.reconcile_s if settings.reconcile_s < 60 else settings.reconcile_s * 1.5)
 
@@ -108,10 +109,8 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
         database=database,
         rules=rules,
         pulse=pulse,
-        caller=Caller(
-            max_connections=4 * settings.threads,
-            egress=Egress(allow=settings.egress_allow, deny=settings.egress_deny),
-        ),
+        caller=Caller(max_connections=4 * settings.threads, egress=egress),
+        egress=egress,
         claims=claims,
         settles=settles,
         stopped=stopped,

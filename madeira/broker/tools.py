@@ -16,6 +16,7 @@ from madeira.broker.hands import Hand
 from madeira.broker.pulse import Pulse
 from madeira.broker.rebuild import Stopper
 from madeira.delivery.client import Caller
+from madeira.egress import Egress
 from madeira.errors import MadeiraError
 from madeira.lanes.pace import endpoint_of
 from madeira.records import Claimed, Endpoint, Refused, Settled
@@ -52,6 +53,7 @@ class Tools:
     rules: RulesFollower
     pulse: Pulse
     caller: Caller
+    egress: Egress
     claims: GroupCommit[ClaimRequest, Claimed | Refused]
     settles: GroupCommit[SettleRequest, Settled]
     #: Ends the waits of a rebuild when the process ends.

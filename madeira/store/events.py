@@ -100,13 +100,14 @@ _ROUTABLE: Final = """
     ORDER BY seq
 """
 
-#: Route pending events: insert their deliveries and count them. An event without any is dead as unrouted.
+#: Route pending events: insert their deliveries and count them. An event without any is dead as unrouted. One that was
+#: routed before, and is routed again, keeps the deliveries that it has.
 _ROUTE: Final = """
     WITH planned AS MATERIALIZED (
         SELECT *
         FROM unnest(%(seq)s::bigint[], %(endpoint)s::text[], %(lane)s::text[], %(routes)s::text[],
-                    %(failure_class)s::text[], %(last_error)s::text[])
-             AS p (seq, endpoint, lane, routes, failure_class, last_error)),
+                    %(failure_class)s::text[], %(last_error)s::text[], %(body)s::text[])
+             AS p (seq, endpoint, lane, routes, failure_class, last_error, body)),
     locked AS MATERIALIZED (
         SELECT seq, trace_id FROM event
         WHERE seq = ANY(%(seqs)s::bigint[]) AND status = 'pending' AND routed_at IS NULL
@@ -114,24 +115,26 @@ _ROUTE: Final = """
         FOR NO KEY UPDATE),
     born AS (
         INSERT INTO delivery (event_seq, endpoint, lane, routes, status, finished_at, died_at,
-                              failure_class, last_error, trace_id)
+                              failure_class, last_error, body, trace_id)
         SELECT l.seq, p.endpoint, p.lane, p.routes::text[],
                CASE WHEN p.failure_class IS NULL THEN 'pending' ELSE 'dead' END,
                CASE WHEN p.failure_class IS NOT NULL THEN clock_timestamp() END,
                CASE WHEN p.failure_class IS NOT NULL THEN clock_timestamp() END,
-               p.failure_class, p.last_error, l.trace_id
+               p.failure_class, p.last_error, p.body, l.trace_id
         FROM locked l JOIN planned p ON p.seq = l.seq
         ORDER BY l.seq, p.endpoint COLLATE "C"
+        ON CONFLICT (event_seq, endpoint) DO NOTHING
         RETURNING id, event_seq, lane, status),
     routed AS (
         UPDATE event e
         SET routed_at = clock_timestamp(),
             route_at = NULL,
-            deliveries = s.total,
-            unfinished = s.total - s.dead,
-            dead = s.dead,
-            status = CASE WHEN s.total = 0 THEN 'dead' ELSE event_status_of(s.total - s.dead, s.dead, 0) END,
-            reason = CASE WHEN s.total = 0 THEN 'unrouted' END,
+            deliveries = e.deliveries + s.total,
+            unfinished = e.unfinished + s.total - s.dead,
+            dead = e.dead + s.dead,
+            status = CASE WHEN e.deliveries + s.total = 0 THEN 'dead'
+                          ELSE event_status_of(e.unfinished + s.total - s.dead, e.dead + s.dead, e.cancelled) END,
+            reason = CASE WHEN e.deliveries + s.total = 0 THEN 'unrouted' END,
             updated_at = clock_timestamp()
         FROM (SELECT l.seq, count(b.id)::integer AS total,
                      count(b.id) FILTER (WHERE b.status = 'dead')::integer AS dead
@@ -356,6 +359,7 @@ def _plan_columns(plans: Sequence[tuple[int, Sequence[PlannedDelivery]]]) -> dic
         "routes": texts("{" + ",".join(map(quoted, p.routes)) + "}" for _, p in rows),
         "failure_class": texts(p.failure_class for _, p in rows),
         "last_error": texts(p.last_error for _, p in rows),
+        "body": texts(p.body for _, p in rows),
     }
 
 

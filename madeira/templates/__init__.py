@@ -7,10 +7,11 @@ header that would break the message, a URL that leads to another host than the t
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from madeira import strict_json
+from madeira.records import Endpoint
 from madeira.templates.failure import TemplateFailed
 from madeira.templates.sandbox import check, render
 from madeira.templates.urls import check as check_url
@@ -23,9 +24,48 @@ MAX_HEADER: Final = 8192
 _HEADER: Final = re.compile(r"[\x20-\x7e\xa0-\xff\t]*")
 
 
-def is_url_template(text: str) -> bool:
-    """Whether `text` is more than a plain URL."""
-    return "{" in text
+def body_of(endpoint: Endpoint, values: Mapping[str, Any]) -> str | None:
+    """The body that `endpoint` makes of an event; None when it is the standard one.
+
+    Raises:
+        TemplateFailed: it cannot be made; the reason says that it is about the body.
+    """
+    if endpoint.body is None:
+        return None
+    return _named("body", body, endpoint.body, values)
+
+
+def url_of(endpoint: Endpoint, values: Mapping[str, Any]) -> str:
+    """The URL that `endpoint` calls for an event; empty when that is the callback address and the event has none.
+
+    Raises:
+        TemplateFailed: it cannot be made; the reason says that it is about the URL.
+    """
+    if endpoint.is_callback:
+        return values["target_uri"] or ""
+    return _named("url", url, endpoint.url, values) if "{" in endpoint.url else endpoint.url
+
+
+def headers_of(endpoint: Endpoint, values: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers of `endpoint` for an event.
+
+    Raises:
+        TemplateFailed: one cannot be made; the reason names it.
+    """
+    made = {
+        name: _named(f"header {name}", header, text, values)
+        for name, text in endpoint.headers.items()
+        if is_header_template(text)
+    }
+    # In the order of the endpoint.
+    return {name: made.get(name, text) for name, text in endpoint.headers.items()} if made else endpoint.headers
+
+
+def _named(what: str, make: Callable[[str, Mapping[str, Any]], str], text: str, values: Mapping[str, Any]) -> str:
+    try:
+        return make(text, values)
+    except TemplateFailed as e:
+        raise TemplateFailed(f"{what}: {e.reason}") from None
 
 
 def is_header_template(text: str) -> bool:
@@ -85,11 +125,13 @@ def _without_values(error: strict_json.NotStrictJson) -> str:
 __all__ = [
     "TemplateFailed",
     "body",
+    "body_of",
     "check_body",
     "check_header",
     "check_url",
     "header",
+    "headers_of",
     "is_header_template",
-    "is_url_template",
     "url",
+    "url_of",
 ]
