@@ -19,7 +19,7 @@ from tests.api.people import ADMIN
 from tests.api.serving import Api, signed
 
 #: Cases of one operation that are made up at random, beside those that the description's limits suggest.
-EXAMPLES = 20
+EXAMPLES = 10
 
 mending.register()
 
