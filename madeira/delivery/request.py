@@ -1,24 +1,28 @@
 """The request of a claimed delivery.
 
 The body is the same bytes on every attempt: it follows from the event alone, and the payload goes into it as the very bytes
-that the upstream sent, never parsed and written again (a 20-digit number or ``1.0`` arrives as it was). URL, headers and
-secrets come from the endpoint as it is now, so that a corrected endpoint helps what is already waiting.
+that the upstream sent, never parsed and written again (a 20-digit number or ``1.0`` arrives as it was); or a template of the
+endpoint made it when the event was routed. URL, headers and secrets come from the endpoint as it is now, so that a corrected
+endpoint helps what is already waiting.
 """
 
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
 import madeira
-from madeira import target
+from madeira import target, templates
 from madeira.delivery import signing
 from madeira.errors import MadeiraError
+from madeira.event_values import EventValues, utc_text
 from madeira.headers import is_reserved
 from madeira.records import Attempt, Claimed, ClientCertificate, Endpoint
 from madeira.states import ErrorCode, Outcome
+from madeira.templates import TemplateFailed
 
 USER_AGENT: Final = f"Madeira/{madeira.__version__}"
 
@@ -58,16 +62,21 @@ def build(claim: Claimed, endpoint: Endpoint, *, now: datetime) -> OutboundReque
     """Make the request for `claim`; `now` becomes its timestamp.
 
     Raises:
-        NotSent: the URL cannot be called, or a header or secret of the endpoint cannot be used. No retry mends that.
+        NotSent: the URL cannot be called, or a template, a header or a secret of the endpoint cannot be used. No retry mends
+            that.
     """
-    url = claim.target_uri or "" if endpoint.is_callback else endpoint.url
+    values = EventValues(claim)
+    try:
+        url, given = templates.url_of(endpoint, values), templates.headers_of(endpoint, values)
+    except TemplateFailed as e:
+        raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e.reason}", endpoint.url, now)) from None
     try:
         where = target.parse(url)
     except target.BadUrl as e:
         raise NotSent(_refusal(ErrorCode.BAD_URL, str(e), _printable(url), now)) from None
     body = _body(claim)
     try:
-        headers = _headers(claim, endpoint, where, body, now)
+        headers = _headers(claim, endpoint, given, where, body, now)
     except ValueError as e:
         raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e}", where.url, now)) from None
     return OutboundRequest(endpoint.method, where, headers, body, endpoint.client_certificate)
@@ -99,20 +108,21 @@ def check_header(name: str, value: str) -> None:
 def _body(claim: Claimed) -> bytes:
     if claim.body is not None:
         return claim.body.encode()
-    created_at = claim.created_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     envelope = json.dumps(
         {
             "event_id": claim.event_id,
             "event_type": claim.event_type,
             "source": claim.source,
-            "created_at": created_at,
+            "created_at": utc_text(claim.created_at),
             "trace_id": claim.trace_id,
         }
     )
     return f'{envelope[:-1]}, "payload": {claim.payload}}}'.encode()
 
 
-def _headers(claim: Claimed, endpoint: Endpoint, where: target.Target, body: bytes, now: datetime) -> list[tuple[str, str]]:
+def _headers(
+    claim: Claimed, endpoint: Endpoint, given: Mapping[str, str], where: target.Target, body: bytes, now: datetime
+) -> list[tuple[str, str]]:
     timestamp = str(int(now.timestamp()))
     message_id = webhook_id(claim)
     headers = [
@@ -130,7 +140,7 @@ def _headers(claim: Claimed, endpoint: Endpoint, where: target.Target, body: byt
         headers.append(("webhook-signature", signing.standard_signature(endpoint.secrets, message_id, timestamp, body)))
         headers.append(("X-Madeira-Signature", signing.madeira_signature(endpoint.secrets, timestamp, body)))
     authorized = False
-    for name, value in endpoint.headers.items():
+    for name, value in given.items():
         if is_reserved(name):
             continue
         check_header(name, value)

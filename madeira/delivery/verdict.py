@@ -11,17 +11,24 @@
 | 3xx (never followed), 101, 600 and above | unknown |
 | no complete answer | retryable, except for what no retry mends |
 
+An endpoint's success rule, an expression over ``status``, ``headers`` (names in lower case), ``body`` (the parsed JSON; null when
+there is none, or it is no JSON) and ``text`` (the body as it came), takes the place of what is said of 2xx here: true means
+succeeded, false business, and an error unknown. A rule that reads ``status`` may also call another answer a success (a 409 for
+what was there already); what it does not call a success there is what the table says, since HTTP has said why.
+
 A business error is a JSON object with ``"success": false``, ``"ok": false``, a ``"code"`` other than ``0``, ``"0"``, ``200``
 and ``"200"``, or an ``"error"`` that is neither null nor false nor empty.
 """
 
 import hashlib
 import json
+import re
 from datetime import timedelta
 from typing import Any, Final
 
-from madeira import retry
+from madeira import expressions, retry
 from madeira.delivery.answer import MAX_BODY, Answer, CallFailed
+from madeira.expressions import ExpressionFailed
 from madeira.records import Attempt, Endpoint
 from madeira.states import ErrorCode, Outcome, http_error
 
@@ -43,6 +50,9 @@ _OUTCOMES: Final = {
 
 #: Header values shorter than this are no credentials, and their letters may stand in any answer.
 _SHORTEST_CREDENTIAL: Final = 8
+
+#: What a template of a header fills in.
+_EXPRESSION: Final = re.compile(r"(?s)\{\{.*?\}\}|\{%.*?%\}")
 
 #: Outcome, error code and reason.
 _Verdict = tuple[Outcome, str | None, str | None]
@@ -80,8 +90,9 @@ def judge(result: Answer | CallFailed, endpoint: Endpoint) -> Attempt:
 
 def _credentials(endpoint: Endpoint) -> list[bytes]:
     """What a receiver may echo and nobody shall read: header values, the credential in them, and secrets; longest first."""
-    values = {*endpoint.secrets, *endpoint.headers.values()}
-    values |= {value.rsplit(" ", 1)[-1] for value in endpoint.headers.values()}
+    # Of a template, what is not made of the event.
+    literal = {part for value in endpoint.headers.values() for part in _EXPRESSION.split(value)}
+    values = {*endpoint.secrets, *literal, *(part.strip().rsplit(" ", 1)[-1] for part in literal)}
     return sorted((value.encode() for value in values if len(value) >= _SHORTEST_CREDENTIAL), key=len, reverse=True)
 
 
@@ -94,7 +105,9 @@ def _masked(text: bytes, hidden: list[bytes]) -> bytes:
 def _judge_answer(answer: Answer, endpoint: Endpoint) -> _Verdict:
     status = answer.status
     if 200 <= status < 300:
-        return _judge_body(answer, endpoint)
+        return _judge_by_rule(answer, endpoint.success, endpoint) if endpoint.success else _judge_body(answer, endpoint)
+    if endpoint.success and _is_excused(answer, endpoint.success):
+        return _SUCCESS
     if status in _RETRYABLE_STATUS or 500 <= status < 600:
         return Outcome.RETRYABLE, http_error(status), f"the receiver answered {status}"
     if 400 <= status < 500:
@@ -106,15 +119,57 @@ def _judge_answer(answer: Answer, endpoint: Endpoint) -> _Verdict:
     return Outcome.UNKNOWN, http_error(status), f"the receiver answered {status}, which is no final status of HTTP"
 
 
+def _judge_by_rule(answer: Answer, rule: str, endpoint: Endpoint) -> _Verdict:
+    if answer.truncated and _reads_body(rule):
+        return _too_large(answer)
+    if not answer.body and endpoint.require_body:
+        return _empty(answer)
+    try:
+        if _holds(answer, rule):
+            return _SUCCESS
+    except ExpressionFailed as e:
+        return Outcome.UNKNOWN, ErrorCode.UNPARSEABLE, f"the success rule failed on the answer {answer.status}: {e.reason}"
+    return Outcome.BUSINESS, ErrorCode.BUSINESS, f"the receiver answered {answer.status}, and the success rule says no"
+
+
+def _is_excused(answer: Answer, rule: str) -> bool:
+    """Whether the success rule calls an answer a success that HTTP calls none."""
+    try:
+        return (
+            "status" in expressions.variables_of(rule) and not (answer.truncated and _reads_body(rule)) and _holds(answer, rule)
+        )
+    except ExpressionFailed:
+        return False
+
+
+def _holds(answer: Answer, rule: str) -> bool:
+    text = answer.body.decode("utf-8-sig", errors="replace")
+    try:
+        body = _parsed(answer.body)
+    except (ValueError, RecursionError):
+        body = None
+    return expressions.evaluate(rule, {"status": answer.status, "headers": dict(answer.headers), "body": body, "text": text})
+
+
+def _reads_body(rule: str) -> bool:
+    return not expressions.variables_of(rule).isdisjoint(("body", "text"))
+
+
+def _too_large(answer: Answer) -> _Verdict:
+    return Outcome.UNKNOWN, ErrorCode.TOO_LARGE, f"the answer {answer.status} is longer than {MAX_BODY} bytes"
+
+
+def _empty(answer: Answer) -> _Verdict:
+    return Outcome.UNKNOWN, ErrorCode.UNPARSEABLE, f"the answer {answer.status} is empty; the endpoint requires a body"
+
+
 def _judge_body(answer: Answer, endpoint: Endpoint) -> _Verdict:
     if answer.truncated:
-        return Outcome.UNKNOWN, ErrorCode.TOO_LARGE, f"the answer {answer.status} is longer than {MAX_BODY} bytes"
+        return _too_large(answer)
     if not answer.body:
-        if endpoint.require_body:
-            return Outcome.UNKNOWN, ErrorCode.UNPARSEABLE, f"the answer {answer.status} is empty; the endpoint requires a body"
-        return _SUCCESS
+        return _empty(answer) if endpoint.require_body else _SUCCESS
     try:
-        value = json.loads(answer.body.decode("utf-8-sig"), parse_constant=_no_constant, parse_int=_number)
+        value = _parsed(answer.body)
     except (ValueError, RecursionError):
         return Outcome.UNKNOWN, ErrorCode.UNPARSEABLE, f"the body of the answer {answer.status} is not JSON"
     failure = _business_error(value)
@@ -141,6 +196,10 @@ def _business_error(value: Any) -> str | None:
 def _is_good_code(code: Any) -> bool:
     # In JSON false is no 0 and true no 1, in Python they are.
     return not isinstance(code, bool) and code in (0, "0", 200, "200")
+
+
+def _parsed(body: bytes) -> Any:
+    return json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant, parse_int=_number)
 
 
 def _no_constant(name: str) -> Any:
