@@ -1,14 +1,26 @@
-import os
+"""The rules follow the database while a process runs."""
+
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from structlog.testing import capture_logs
 
-from madeira.errors import SettingsError
+from madeira import sealing
+from madeira.errors import StoreUnavailable
+from madeira.records import CALLBACK_URL
 from madeira.routing.config import Rules
 from madeira.routing.follow import RulesFollower
+from madeira.routing.manage import Configurator
+from madeira.sealing import Sealer
+from madeira.store.database import Database
+from tests.servers import OwnPostgres
+from tests.system.harness import KEY
+from tests.system.harness import configurator as make_configurator
+
+#: Seconds within which a change must count.
+SOON_S = 2.0
 
 
 def source(name: str) -> str:
@@ -26,16 +38,9 @@ class Changes:
         self.seen.append(rules)
         self._told.release()
 
-    def wait(self) -> Rules:
-        assert self._told.acquire(timeout=5), "no change was told"
+    def wait(self, timeout_s: float = 10.0) -> Rules:
+        assert self._told.acquire(timeout=timeout_s), "no change was told"
         return self.seen[-1]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "rules.toml"
-    path.write_text(source("one"))
-    return path
 
 
 @pytest.fixture
@@ -43,123 +48,128 @@ def changes() -> Changes:
     return Changes()
 
 
+Follow = Callable[..., RulesFollower]
+
+
 @pytest.fixture
-def follower(file: Path, changes: Changes) -> Iterator[RulesFollower]:
-    follower = RulesFollower(path=file, on_change=changes)
-    follower.start()
-    yield follower
-    follower.stop()
+def follow(database: Database) -> Iterator[Follow]:
+    """Starts followers: ``follow(on_change, key=…, environ=…)``."""
+    followers: list[RulesFollower] = []
 
+    def start(
+        on_change: Callable[[Rules], None] | None = None,
+        *,
+        key: str = KEY,
+        environ: dict[str, str] | None = None,
+        database: Database = database,
+        **options: float,
+    ) -> RulesFollower:
+        sealer = Sealer((key,))
+        follower = RulesFollower(database=database, sealer=sealer, on_change=on_change, environ=environ or {}, **options)
+        followers.append(follower)
+        follower.start()
+        return follower
 
-def test_a_changed_file_counts(file: Path, follower: RulesFollower, changes: Changes) -> None:
-    """A file that is replaced while the process runs brings new rules, and whoever depends on them is told."""
-    version = follower.version
-    other = file.with_suffix(".new")
-    other.write_text(source("two"))
-    while other.stat().st_ctime_ns // 1_000_000 <= version:
-        # A file system's clock goes in steps; nobody changes a file twice in one.
-        os.utime(other, (0, 0))
-    other.rename(file)
-    assert "two" in changes.wait().sources
-    assert "two" in follower.current.sources
-    assert follower.version > version
-    assert RulesFollower(path=file).version == follower.version
-
-
-def test_a_change_that_keeps_size_and_time_counts_too(file: Path, follower: RulesFollower, changes: Changes) -> None:
-    """The content decides, not the file's time or size."""
-    before = file.stat()
-    file.write_text(source("eno"))
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    follower.reload()
-    assert "eno" in changes.wait().sources
-
-
-def test_a_bad_file_leaves_the_old_rules(file: Path, follower: RulesFollower, changes: Changes) -> None:
-    """A mistake is logged once and changes nothing; the corrected file counts."""
-    with capture_logs() as lines:
-        file.write_text("[[source]]\nname = 1\n")
-        while not lines:
-            follower.reload()
-        for _ in range(3):
-            follower.reload()
-        assert "one" in follower.current.sources
-        file.write_text(source("mended"))
-        assert "mended" in changes.wait().sources
-    refused = [line for line in lines if line["event"] == "rules.refused"]
-    assert len(refused) == 1
-    assert "field name" in refused[0]["error"]
-
-
-@pytest.mark.parametrize(
-    "broken", ["", "x = " + "[" * 100_000, "x = " + "1" * 5000, '[[endpoint]]\nname = "e"\nurl = "http://h/"\n']
-)
-def test_whatever_is_wrong_the_following_goes_on(file: Path, follower: RulesFollower, changes: Changes, broken: str) -> None:
-    """An emptied file, one that the parser gives up on, one without any source: refused once, and a mended one counts."""
-    with capture_logs() as lines:
-        file.write_text(broken)
-        while not lines:
-            follower.reload()
-        assert "one" in follower.current.sources
-        file.write_text(source("mended"))
-        assert "mended" in changes.wait().sources
-    assert [line["event"] for line in lines] == ["rules.refused", "rules.changed"]
-
-
-@pytest.mark.parametrize("broken", [None, b"\xff", b"", b"[[source]]\nname = 1\n"])
-def test_a_start_with_a_bad_file_goes_by_the_last_good_one(file: Path, tmp_path: Path, broken: bytes | None) -> None:
-    """A process that starts again while the file is wrong or gone goes on with the rules from before, and says so."""
-    copy = tmp_path / "data" / "copy.toml"
-    RulesFollower(path=file, last_good=copy)
-    assert copy.stat().st_mode & 0o777 == 0o600
-    assert list(copy.parent.iterdir()) == [copy]
-    file.unlink() if broken is None else file.write_bytes(broken)
-    with capture_logs() as lines:
-        follower = RulesFollower(path=file, last_good=copy)
-    assert "one" in follower.current.sources
-    assert follower.version > 0
-    assert [(line["event"], line["log_level"]) for line in lines] == [("rules.refused", "error")]
-    assert str(file) in lines[0]["error"]
-
-
-def test_the_copy_is_that_of_the_last_change(file: Path, tmp_path: Path, changes: Changes) -> None:
-    """A file that is accepted while the process runs is kept too; one that is refused is not."""
-    copy = tmp_path / "copy.toml"
-    follower = RulesFollower(path=file, on_change=changes, last_good=copy)
-    follower.start()
-    try:
-        file.write_text(source("two"))
-        changes.wait()
-        assert copy.read_text() == source("two")
-        with capture_logs() as lines:
-            file.write_text("no")
-            while not lines:
-                follower.reload()
-        assert copy.read_text() == source("two")
-    finally:
+    yield start
+    for follower in followers:
         follower.stop()
 
 
-def test_a_copy_that_cannot_be_kept_does_not_matter_now(file: Path, tmp_path: Path) -> None:
-    """The rules hold where the copy's folder cannot be made; it is told."""
-    (tmp_path / "taken").write_text("")
+def test_the_rules_are_what_the_database_holds(configurator: Configurator, follow: Follow, changes: Changes) -> None:
+    """Secrets are opened and looked up; the built-in endpoint is there; the version is the configuration's."""
+    endpoint = '[[endpoint]]\nname = "e"\nurl = "http://h.example/"\nsecrets = ["sealed-one", "env:TWO"]\n'
+    configurator.apply(source("s") + endpoint + '[[route]]\nname = "r"\nendpoint = "e"\n', who="t")
+    follower = follow(changes, environ={"TWO": "two"})
+    rules = changes.wait()
+    assert follower.current is rules
+    assert rules.endpoints["e"].secrets == ("sealed-one", "two")
+    assert rules.endpoints["callback"].url == CALLBACK_URL
+    assert [r.name for r in rules.routes] == ["r"]
+    assert follower.version == rules.version == 2
+
+
+def test_a_change_counts_within_two_seconds(configurator: Configurator, follow: Follow, changes: Changes) -> None:
+    """Without anybody asking for it; whoever depends on the rules is told, and what did not change stays the same object."""
+    configurator.apply(source("one"), who="t")
+    follower = follow(changes)
+    before = changes.wait()
+    configurator.apply(source("two"), who="t")
+    rules = changes.wait(SOON_S)
+    assert set(rules.sources) == {"one", "two"}
+    assert rules.sources["one"] is before.sources["one"]
+    assert follower.version == before.version + 1
+
+
+def test_an_object_that_is_removed_and_made_anew_is_the_new_one(
+    configurator: Configurator, follow: Follow, changes: Changes
+) -> None:
+    """The version of an object begins afresh, so it does not decide what is read."""
+    configurator.create("source", "s", {"secrets": ["x"], "rate": 1}, who="t")
+    follower = follow(changes, period_s=60.0)
+    assert changes.wait().sources["s"].rate == 1.0
+    configurator.delete("source", "s", expected=None, who="t")
+    configurator.create("source", "s", {"secrets": ["x"], "rate": 2}, who="t")
+    follower.reload()
+    assert changes.wait().sources["s"].rate == 2.0
+
+
+def test_a_reload_looks_at_once(configurator: Configurator, follow: Follow, changes: Changes) -> None:
+    """Who cannot wait for the next look asks for one."""
+    follower = follow(changes, period_s=60.0)
+    changes.wait()
+    configurator.apply(source("s"), who="t")
+    follower.reload()
+    assert "s" in changes.wait().sources
+
+
+def test_what_cannot_be_used_makes_nothing_else_unusable(configurator: Configurator, follow: Follow, changes: Changes) -> None:
+    """A variable that is not set, and a secret that no key opens: told once, each with its reason, and all else holds."""
+    configurator.apply(source("good") + source("bad").replace('"x"', '"env:NOT_SET"'), who="t")
+    for name, document in {"e": {"headers": {"A": "env:NOT_SET"}}, "f": {}}.items():
+        configurator.create("endpoint", name, {"url": "http://h.example/"} | document, who="t")
+        configurator.create("route", name, {"endpoint": name}, who="t")
     with capture_logs() as lines:
-        assert "one" in RulesFollower(path=file, last_good=tmp_path / "taken" / "copy.toml").current.sources
-    assert [line["event"] for line in lines] == ["rules.not_kept"]
+        follower = follow(changes)
+        rules = changes.wait()
+        configurator.create("source", "more", {"secrets": ["x"]}, who="t")
+        follower.reload()
+        changes.wait()
+    assert set(rules.sources) == {"good"}
+    assert set(rules.unusable) == {"source/bad", "endpoint/e"}
+    assert "headers.A: the environment variable NOT_SET is not set" in rules.unusable["endpoint/e"]
+    assert rules.endpoint("e") is None
+    assert rules.endpoint("f") is rules.endpoints["f"]
+    assert rules.endpoints["e"].url == "http://h.example/", "events are routed to it and wait"
+    assert rules.endpoints["e"].headers == {}
+    assert [r.name for r in rules.routes] == ["e", "f"]
+    told = [line["what"] for line in lines if line["event"] == "rules.unusable"]
+    assert sorted(told) == ["endpoint/e", "source/bad"]
 
 
-def test_a_file_that_vanishes_leaves_the_old_rules(file: Path, follower: RulesFollower, changes: Changes) -> None:
-    """Between a file's removal and its return the old rules hold."""
-    with capture_logs() as lines:
-        file.unlink()
-        while not any(line["event"] == "rules.refused" for line in lines):
-            follower.reload()
-        assert "one" in follower.current.sources
-        file.write_text(source("back"))
-        assert "back" in changes.wait().sources
+def test_a_secret_that_no_key_opens_makes_its_object_unusable(
+    configurator: Configurator, follow: Follow, changes: Changes
+) -> None:
+    """The reason names the place and the remedy, and no secret."""
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["my-secret"]}, who="t")
+    follow(changes, key=sealing.generate())
+    reason = changes.wait().unusable["endpoint/e"]
+    assert "secrets[0]" in reason
+    assert "no key in MADEIRA_SECRET_KEY opens it" in reason
+    assert "my-secret" not in reason
 
 
-def test_a_listener_that_fails_does_not_end_the_following(file: Path) -> None:
+def test_what_was_mended_is_usable_again(configurator: Configurator, follow: Follow, changes: Changes) -> None:
+    """A corrected reference counts like any change."""
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["env:NOT_SET"]}, who="t")
+    follow(changes, environ={"SET": "x"})
+    assert changes.wait().endpoint("e") is None
+    configurator.update("endpoint", "e", {"secrets": ["env:SET"]}, expected=None, who="t")
+    rules = changes.wait()
+    assert rules.unusable == {}
+    assert rules.endpoint("e") is not None
+
+
+def test_a_listener_that_fails_does_not_end_the_following(configurator: Configurator, follow: Follow) -> None:
     """An error of whoever is told is logged; the next change is told again."""
     told = Changes()
 
@@ -168,33 +178,72 @@ def test_a_listener_that_fails_does_not_end_the_following(file: Path) -> None:
         if len(told.seen) == 1:
             raise RuntimeError("listener")
 
-    follower = RulesFollower(path=file, on_change=fail_first)
-    follower.start()
+    follow(fail_first)
+    told.wait()
+    configurator.apply(source("two"), who="t")
+    assert "two" in told.wait().sources
+
+
+def test_without_postgres_a_process_has_no_rules_and_then_gets_them(own_postgres: OwnPostgres, follow: Follow) -> None:
+    """A start while Postgres is away is no error: the rules come when it does, and whoever needs them earlier is told."""
+    database = Database(url=own_postgres.url, application="tests", pool_max=2)
+    database.open()
     try:
-        file.write_text(source("two"))
-        assert "two" in told.wait().sources
-        file.write_text(source("three"))
-        assert "three" in told.wait().sources
+        make_configurator(database).apply(source("s"), who="t")
+        own_postgres.stop()
+        with capture_logs() as lines:
+            follower = follow(database=database, period_s=0.1)
+            until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+            assert follower.current is None
+            assert follower.version == 0
+            with pytest.raises(StoreUnavailable, match="could not be read"):
+                follower.need()
+            own_postgres.start()
+            assert follower.wait(30)
+        assert "s" in follower.need().sources
+        assert [line["event"] for line in lines].count("rules.not_followed") == 1
     finally:
-        follower.stop()
+        database.close()
 
 
-def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
-    """A process does not come up with other rules than those it was given."""
-    with pytest.raises(SettingsError, match="cannot be read"):
-        RulesFollower(path=tmp_path / "none.toml")
+def test_while_postgres_is_away_the_rules_from_before_hold(own_postgres: OwnPostgres, follow: Follow, changes: Changes) -> None:
+    """Killed or frozen: the follower keeps what it has, says so once, and finds what changed when Postgres is back."""
+    database = Database(url=own_postgres.url, application="tests", pool_max=2, statement_timeout_s=0.5)
+    database.open()
+    try:
+        configurator = make_configurator(database)
+        configurator.apply(source("one"), who="t")
+        with capture_logs() as lines:
+            follower = follow(changes, database=database, period_s=0.1)
+            changes.wait()
+            own_postgres.stall()
+            until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+            own_postgres.kill()
+            assert "one" in follower.need().sources
+            own_postgres.start()
+            configurator.apply(source("two"), who="t")
+            assert "two" in changes.wait(30).sources
+        assert [line["event"] for line in lines].count("rules.followed_again") == 1
+    finally:
+        database.close()
 
 
-def test_a_wrong_file_stops_the_start(file: Path) -> None:
-    """A mistake at the start is an error, not a log line."""
-    file.write_bytes(b"\xff")
-    with pytest.raises(SettingsError, match="UTF-8"):
-        RulesFollower(path=file)
+def test_a_database_without_tables_is_told_and_waited_for(empty_database_url: str, follow: Follow) -> None:
+    """A process that starts before the migration begins to work after it."""
+    from madeira.store.migrate import migrate
+
+    database = Database(url=empty_database_url, application="tests", pool_max=1)
+    with capture_logs() as lines:
+        follower = follow(database=database, period_s=0.1)
+        until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+        migrate(empty_database_url)
+        assert follower.wait(10)
+    assert follower.need().sources == {}
 
 
-def test_without_a_file_the_built_in_rules_hold() -> None:
-    """No file: the callback endpoint, and nothing to follow."""
-    follower = RulesFollower(path=None)
-    follower.start()
-    assert set(follower.current.endpoints) == {"callback"}
-    follower.stop()
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Another thread's log is no event that could be waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
