@@ -42,6 +42,9 @@ _MAX_REPEATS: Final = 100
 #: Characters of a text that count as one value.
 _TEXT_UNIT: Final = 64
 
+#: What an endpoint's success rule may look at.
+ANSWER_VARIABLES: Final = frozenset({"status", "headers", "body", "text"})
+
 _MACROS: Final = frozenset({"all", "exists", "exists_one", "existsOne", "map", "filter"})
 _COLLECTING: Final = frozenset({"map", "filter"})
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from madeira import event_values
+from madeira import event_values, expressions
 from madeira.records import Endpoint, RetryPolicy, Source
 from madeira.routing import checks, values
 from madeira.routing.values import Value
@@ -162,8 +162,8 @@ _ENDPOINT_FIELDS: Final = (
     ),
     Field(
         "success",
-        checks.expression(frozenset({"status", "headers", "body"})),
-        "An expression (CEL) over `status`, `headers` and `body` that says whether an answer is a success",
+        checks.expression(expressions.ANSWER_VARIABLES),
+        "An expression (CEL) over `status`, `headers`, `body` and `text` that says whether an answer is a success",
         absent="the standard rule",
     ),
     Field("require_body", values.flag(), "Whether a 2xx with an empty body is a failure", "", _ENDPOINT.require_body),
