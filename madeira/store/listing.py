@@ -63,12 +63,15 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "endpoint": "EXISTS (SELECT FROM delivery d WHERE d.event_seq = e.seq AND d.endpoint = %(endpoint)s OFFSET 0)",
 }
 
+#: Has an index read in its order, a row at a time: while Postgres has not counted the rows of a table it believes that there
+#: are few, and that reading all and sorting them is as good (tried: 700 ms for a page that takes 3).
+_IN_ORDER: Final = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)"
+
 #: How the deliveries of some events stand.
 _DELIVERIES: Final = """
     SELECT event_seq, id, endpoint, status, attempt, failure_class
     FROM delivery
     WHERE event_seq = ANY(%(seqs)s::bigint[])
-    ORDER BY id
 """
 
 #: The first and the last event that there are.
@@ -113,19 +116,16 @@ def page(conn: psycopg.Connection[Any], wanted: Wanted, *, limit: int, before: i
     where, order = _walk(wanted)
     asked = " AND ".join(_CONDITIONS[name] for name in conditions) or "true"
     walk = f"FROM event WHERE {where} ORDER BY {order}"
-    statement = f"""
-        SELECT * FROM (SELECT {_COLUMNS} {walk} LIMIT %(look)s) e
-        WHERE {asked}
-        ORDER BY {order}
-        LIMIT %(limit)s
-    """  # noqa: S608
-    with conn.cursor(row_factory=dict_row) as cursor:
+    # What is met is asked one by one, in the order of the walk: nothing here is joined or sorted.
+    statement = f"SELECT * FROM (SELECT {_COLUMNS} {walk} LIMIT %(look)s) e WHERE {asked} LIMIT %(limit)s"  # noqa: S608
+    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+        cursor.execute(_IN_ORDER)
         found = cursor.execute(statement.encode(), params).fetchall()
         _add_deliveries(cursor, found)
-    if len(found) == limit:
-        return Page(found, found[-1]["seq"])
-    last = conn.execute(f"SELECT seq {walk} OFFSET %(look)s - 1 LIMIT 1".encode(), params).fetchone()
-    return Page(found, last[0] if last else None)
+        if len(found) == limit:
+            return Page(found, found[-1]["seq"])
+        last = cursor.execute(f"SELECT seq {walk} OFFSET %(look)s - 1 LIMIT 1".encode(), params).fetchone()
+        return Page(found, last["seq"] if last else None)
 
 
 def _asked(wanted: Wanted) -> tuple[dict[str, Any], list[str]]:
@@ -188,4 +188,4 @@ def _add_deliveries(cursor: psycopg.Cursor[dict[str, Any]], events: list[dict[st
         for delivery in cursor.execute(_DELIVERIES, {"seqs": numbers(by_seq)}):
             by_seq[delivery.pop("event_seq")].append(delivery)
     for event in events:
-        event["deliveries"] = by_seq[event["seq"]]
+        event["deliveries"] = sorted(by_seq[event["seq"]], key=lambda delivery: int(delivery["id"]))
