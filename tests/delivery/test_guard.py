@@ -89,6 +89,7 @@ NO_HOSTS = [
     "127\uff0e0\uff0e0\uff0e1",
     "127\uff610\uff610\uff611",
     "a\u3002test",
+    "b\u00fccher\u3002test",
     "\uff4c\uff4f\uff43\uff41\uff4c\uff48\uff4f\uff53\uff54",
     "\u24db\u24de\u24d2\u24d0\u24db\u24d7\u24de\u24e2\u24e3",
     "localho\u017ft",
