@@ -17,6 +17,7 @@ from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
 from madeira.api.admin.objects import Object, Objects
 from madeira.api.admin.tokens import Token, Tokens
+from madeira.api.admin.trial import TestCall
 from madeira.api.auth import Authenticator
 from madeira.api.batch import Batch
 from madeira.api.enqueue import Enqueue
@@ -29,6 +30,7 @@ from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.memory import warn_of_eviction
 from madeira.broker.queues import Queues
+from madeira.delivery.client import Caller
 from madeira.egress import Egress
 from madeira.records import Accepted, NewEvent, Source
 from madeira.routing.fields import KINDS
@@ -39,6 +41,7 @@ from madeira.settings import Settings, load, require
 from madeira.store import events as store
 from madeira.store.database import Database
 from madeira.store.group_commit import GroupCommit
+from madeira.trial import CALLS, Trials
 
 #: Seconds that one call of Redis may take at intake: an accepted event must not wait for it.
 REDIS_S: Final = 0.2
@@ -80,6 +83,7 @@ def create(
     tokens: KnownTokens,
     egress: Egress,
     configurator: Configurator,
+    trials: Trials,
     max_body: int,
     admin_token: str,
 ) -> "falcon.App[falcon.Request, falcon.Response]":
@@ -111,6 +115,7 @@ def create(
     for kind in KINDS:
         api.add_route(f"/v1/{kind}s", Objects(auth=auth, configurator=configurator, kind=kind))
         api.add_route(f"/v1/{kind}s/{{name}}", Object(**acting, configurator=configurator, kind=kind))
+    api.add_route("/v1/endpoints/{name}/test", TestCall(auth=auth, trials=trials, egress=egress))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
     api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
@@ -195,9 +200,15 @@ class Application:
             tokens=tokens,
             egress=egress,
             configurator=Configurator(database=database, sealer=Sealer(s.secret_key), egress=egress),
+            trials=self._trials(database, egress, s),
             max_body=s.max_body,
             admin_token=s.admin_token,
         )
+
+    def _trials(self, database: Database, egress: Egress, s: Settings) -> Trials:
+        caller = Caller(max_connections=CALLS, egress=egress)
+        self._parts.callback(caller.close)
+        return Trials(database=database, sealer=Sealer(s.secret_key), caller=caller)
 
     def _follow(self, database: Database, s: Settings) -> RulesFollower:
         rules = RulesFollower(database=database, sealer=Sealer(s.secret_key))

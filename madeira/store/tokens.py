@@ -116,7 +116,7 @@ def create(
         made = cursor.execute(_CREATE, params).fetchone()
         if made is None:
             raise AlreadyThere(f"there is a token {name} already; revoke it first, or choose another name")
-        audit.record(conn, who, "token.create", f"token {name}", why, {"after": _noted(made)})
+        audit.record(conn, who, "create", f"token {name}", why, {"after": _noted(made)})
     return text, made
 
 
@@ -130,7 +130,7 @@ def revoke(conn: psycopg.Connection[Any], *, name: str, who: str, why: str | Non
         ended = cursor.execute(_REVOKE, {"name": name}).fetchone()
         if ended is None:
             raise NotThere(f"there is no token {name}, or it is revoked already")
-        audit.record(conn, who, "token.revoke", f"token {name}", why, {"before": _noted(ended)})
+        audit.record(conn, who, "revoke", f"token {name}", why, {"before": _noted(ended)})
     return ended
 
 

@@ -149,8 +149,8 @@ def test_a_change_says_what_was_before_and_after(shared_api: Api) -> None:
     assert shared_api.request("POST", "/v1/tokens", body, in_json(ADMIN)).status == 201
     assert shared_api.request("DELETE", f"/v1/tokens/{name}?reason=no%20longer", None, ADMIN).status == 200
     revoked, made = pages(shared_api, f"what=token%20{name}")
-    assert (revoked["action"], revoked["who"], revoked["why"]) == ("token.revoke", "admin", "no longer")
-    assert (made["action"], made["why"]) == ("token.create", None)
+    assert (revoked["action"], revoked["who"], revoked["why"]) == ("revoke", "admin", "no longer")
+    assert (made["action"], made["why"]) == ("create", None)
     assert made["detail"]["after"] == revoked["detail"]["before"]
     assert made["detail"]["after"]["role"] == "viewer"
     assert made["at"] < revoked["at"]

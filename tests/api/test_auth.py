@@ -27,6 +27,7 @@ ACCESS: Mapping[str, tuple[str | None, bool]] = {
     **{f"create{kind}": ("admin", False) for kind in ("Source", "Endpoint", "Route")},
     **{f"update{kind}": ("admin", False) for kind in ("Source", "Endpoint", "Route")},
     **{f"delete{kind}": ("admin", False) for kind in ("Source", "Endpoint", "Route")},
+    "testEndpoint": ("operator", False),
     "readAudit": ("viewer", False),
     "readReconcile": ("viewer", False),
     "listTokens": ("admin", False),

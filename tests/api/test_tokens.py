@@ -57,7 +57,7 @@ def test_a_token_is_told_once_and_kept_as_a_digest(shared_api: Api) -> None:
     assert noted == [
         (
             "admin",
-            "token.create",
+            "create",
             "for the nightly run",
             {"after": {"handle": made["handle"], "role": "operator", "expires_at": None}},
         )

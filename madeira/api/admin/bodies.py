@@ -22,16 +22,22 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MERGE_PATCH: Final = "application/merge-patch+json"
 
 
-def document(environ: Mapping[str, Any], *, patch: bool = False) -> Document:
-    """The JSON object in the body; `patch`: RFC 7396's media type is taken too.
+def document(environ: Mapping[str, Any], *, patch: bool = False, optional: bool = False) -> Document:
+    """The JSON object in the body.
+
+    `patch`: RFC 7396's media type is taken too. `optional`: no body is the same as an empty object.
 
     Raises:
         Problem: 400, 408, 413, 415, or 422 when it is no object.
     """
     media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
-    reading.only(environ, MERGE_PATCH if patch and media_type == MERGE_PATCH else reading.JSON)
+    if not optional or media_type:
+        reading.only(environ, MERGE_PATCH if patch and media_type == MERGE_PATCH else reading.JSON)
+    raw = reading.body(environ, limit=MAX_BODY)
+    if optional and not raw:
+        return Document({}, {})
     try:
-        found = strict_json.parse(reading.body(environ, limit=MAX_BODY))
+        found = strict_json.parse(raw)
     except NotStrictJson as e:
         raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
     if found is None:

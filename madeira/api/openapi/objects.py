@@ -198,4 +198,19 @@ def _a(kind: Kind) -> str:
 
 SCHEMAS: Final = _schemas()
 
-OBJECTS: Final = tuple(operation for kind in KINDS for operation in _operations(kind))
+_TEST: Final = Operation(
+    method="post",
+    path="/v1/endpoints/{name}/test",
+    name="testEndpoint",
+    tag="endpoints",
+    summary="Call an endpoint once, and tell what came of it.",
+    text="The call carries `X-Madeira-Test: 1`; no event and no delivery is stored. It takes at most the endpoint's timeout.",
+    access=parts.OPERATOR,
+    parameters=(shared("name"),),
+    body=json_body(ref("TestCall"), required=False),
+    answers={200: ("What came of it, whatever that is.", ref("TestAnswer"))},
+    problems=(404, 409, 415, 422),
+    audited=True,
+)
+
+OBJECTS: Final = (*(operation for kind in KINDS for operation in _operations(kind)), _TEST)

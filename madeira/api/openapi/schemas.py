@@ -232,6 +232,30 @@ SCHEMAS: Final[dict[str, Schema]] = {
         cancelled=whole("Deliveries that ended by it."),
         requested=whole("Deliveries that are being called at this moment: they end with this attempt."),
     ),
+    "TestCall": obj(
+        {
+            "event_type": _EVENT_TYPE,
+            "payload": {"description": "Any JSON value."},
+            **{name: _NEW_EVENT["properties"][name] for name in ("parameters", "target_uri", "routing_key")},
+            "reason": nullable(REASON),
+        }
+    ),
+    "TestAnswer": obj(
+        endpoint=text(),
+        request=nullable(ref("OutboundRequest")),
+        answer=nullable(
+            obj(status=whole("Of HTTP."), excerpt=text("The first 4 KiB."), length=whole("Bytes of its body that were read."))
+        ),
+        verdict=ref("Verdict"),
+        duration_s=number(),
+    ),
+    "OutboundRequest": obj(
+        method=text(),
+        url=text(),
+        headers={"type": "object", "additionalProperties": text(), "description": "Credentials are `hidden`."},
+        body=text(),
+    ),
+    "Verdict": obj(outcome=words(*Outcome), error_code=nullable(text()), reason=nullable(text())),
     "Runs": obj(
         runs=array(
             obj(
