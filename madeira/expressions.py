@@ -10,7 +10,7 @@ How JSON appears in CEL: an integer of 64 bits is an ``int``, up to ``1844674407
 ``double``, which keeps about 16 digits; a number with a fraction or an exponent is a ``double``. Comparisons go across these
 types (``1 == 1.0`` is true, ``payload.amount > 100`` holds for ``100.5``), arithmetic does not: write
 ``double(payload.amount) * 1.5``. A field that is not there is an error, not null; ``has(payload.amount)`` asks for it.
-``||`` and ``&&`` pass over an error on one side when the other side decides.
+``||`` and ``&&`` pass over an error on one side when the other side decides. ``size`` of a text counts bytes of UTF-8.
 """
 
 import difflib
@@ -355,10 +355,11 @@ def _bad_regex(tokens: list[_Token]) -> str | None:
     for at, token in enumerate(tokens):
         if token.text != "matches" or token.kind != "name":
             continue
-        following = tokens[at + 1 : at + 4]
-        if at == 0 or tokens[at - 1].text != "." or [t.kind for t in following] != ["sign", "string", "sign"]:
+        opening, pattern_token, closing = (tokens[at + 1 : at + 4] + [_Token("", "")] * 3)[:3]
+        is_plain = pattern_token.kind == "string" and (opening.text, closing.text) == ("(", ")")
+        if at == 0 or tokens[at - 1].text != "." or not is_plain:
             return 'matches needs its pattern as a text in quotes, such as payload.name.matches("^[a-z]+$")'
-        pattern = following[1].text
+        pattern = pattern_token.text
         repeats = 1
         for least, most in _REPEAT.findall(pattern):
             repeats *= max(1, int(least[:6]), int(most[:6] or 0))
