@@ -374,3 +374,10 @@ def test_a_malformed_entry_stops_the_start_and_is_named(entry, setting):
         Egress(**{setting: ("10.0.0.0/8", entry)})
     assert f"MADEIRA_EGRESS_{setting.upper()}" in str(caught.value)
     assert repr(entry) in str(caught.value)
+
+
+def test_the_settings_of_every_process_are_checked_when_they_are_read():
+    """Not only where calls are made."""
+    with pytest.raises(SettingsError, match=r"MADEIRA_EGRESS_DENY: 'http://a\.test'"):
+        load({"MADEIRA_EGRESS_DENY": "10.0.0.0/8, http://a.test"})
+    assert load({"MADEIRA_EGRESS_ALLOW": "127.0.0.1, *.internal,"}).egress_allow == ("127.0.0.1", "*.internal")
