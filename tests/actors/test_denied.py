@@ -1,6 +1,7 @@
 """What the policy denies, from the queue to the log: one attempt on record, dead as policy, and nobody called."""
 
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -112,6 +113,20 @@ def test_a_replay_after_the_policy_is_mended_is_delivered(make: Make, receiver: 
     process.wait_status(ref, "succeeded")
     assert process.outcomes(ref) == ["permanent", "succeeded"]
     assert receiver.count() == 1
+
+
+def test_a_name_that_does_not_resolve_is_tried_again_to_the_limit(make: Make, receiver: Receiver) -> None:
+    """It is the network's failure, counted and retried, and then a dead letter that says so."""
+    process = make({"url": "https://does-not-exist.invalid/a", "retry": {"initial": 0.1, "max": 0.1, "max_attempts": 3}})
+    names = Names()
+    names.failure = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    call_by(process, "127.0.0.1", names=names)
+    process.start()
+    ref = process.routed()
+    row = process.wait_status(ref, "dead")
+    assert (row["failure_class"], row["attempt"], row["failures"]) == ("network", 3, 3)
+    assert [(r["outcome"], r["error_code"]) for r in log_rows(process)] == [("retryable", "dns")] * 3
+    assert names.asked == ["does-not-exist.invalid"] * 3
 
 
 @pytest.mark.parametrize(
