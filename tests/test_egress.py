@@ -328,6 +328,13 @@ def test_the_remedy_for_this_machine_works_as_it_is_told(host):
         assert egress.refusal(host, "127.0.0.1") is egress.refusal(host, "::1") is None
 
 
+def test_the_remedy_for_a_name_of_this_machine_opens_both_its_addresses():
+    """Whoever has opened one is not told of the other one only, to be told of the first next time."""
+    for opened, found in (("127.0.0.1", "::1"), ("::1", "127.0.0.1")):
+        refused = Egress(allow=(opened,)).refusal("localhost", found) or ""
+        assert refused.endswith("MADEIRA_EGRESS_ALLOW=127.0.0.1,::1")
+
+
 def test_a_refusal_names_the_entry_that_denies():
     """Whoever reads it is on call, and looks for the line to change."""
     egress = Egress(deny=("10.66.0.0/16", "*.evil.test"))
