@@ -1,6 +1,5 @@
 """Sources, endpoints and routes as they are changed, in a real database."""
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +16,7 @@ from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
 from tests.store import making
-from tests.system.harness import KEY
+from tests.system.harness import KEY, wait_until
 
 WHOLE = """
 [[source]]
@@ -31,6 +30,7 @@ name = "ledger"
 url = "https://partner.example/api/{event_type}"
 method = "PUT"
 body = '''
+
 {"id": {{ event_id | tojson }},
  "why": "a \\"quoted\\" word"}'''
 success = 'status == 200 && body.code == 0'
@@ -241,34 +241,48 @@ def test_a_change_to_an_old_version_is_refused(configurator: Configurator) -> No
 
 
 def test_of_changes_at_the_same_moment_one_wins(configurator: Configurator, database_url: str) -> None:
-    """Ten people change the same version at once: one change counts, nine are refused, nothing is mixed."""
+    """Four people change the same version at once: one change counts, three are refused, nothing is mixed."""
     configurator.create("source", "s", {"secrets": ["x"]}, who="t")
-    at_once = threading.Barrier(10)
 
     def change(n: int) -> bool:
-        at_once.wait()
         try:
             configurator.update("source", "s", {"rate": n + 1, "burst": n + 1}, expected=1, who=f"t{n}")
         except Stale:
             return False
         return True
 
-    with ThreadPoolExecutor(10) as pool:
-        assert sorted(pool.map(change, range(10))) == [False] * 9 + [True]
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(4) as pool:
+        holder.execute("SELECT 1 FROM configuration FOR UPDATE")
+        changes = [pool.submit(change, n) for n in range(4)]
+        until_waiting(database_url, 4)
+        holder.rollback()
+        assert sorted(done.result() for done in changes) == [False, False, False, True]
     found = configurator.get("source", "s")
     assert found.version == 2
     assert found.document["rate"] == found.document["burst"]
     assert len(rows(database_url, "SELECT 1 FROM audit")) == 2
 
 
-def test_two_files_at_the_same_moment_are_applied_one_after_the_other(configurator: Configurator) -> None:
+def until_waiting(database_url: str, count: int) -> None:
+    """Wait until so many sessions of this database wait for a lock."""
+    statement = """
+        SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+    """
+    wait_until(lambda: rows(database_url, statement)[0]["n"] == count, what="the waiting for the lock")
+
+
+def test_two_files_at_the_same_moment_are_applied_one_after_the_other(configurator: Configurator, database_url: str) -> None:
     """Whichever comes last, the whole is that of one file: no route of one leads to an endpoint of the other."""
     text = '[[endpoint]]\nname = "{0}"\nurl = "http://{0}.example/"\n[[route]]\nname = "r"\nendpoint = "{0}"\n'
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(10):
-            list(pool.map(lambda name: configurator.apply(text.format(name), prune=True, who="t"), "ab"))
-            (endpoint,), (route,) = configurator.list("endpoint"), configurator.list("route")
-            assert route.document["endpoint"] == endpoint.name
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(2) as pool:
+        holder.execute("SELECT 1 FROM configuration FOR UPDATE")
+        applied = [pool.submit(configurator.apply, text.format(name), prune=True, who="t") for name in "ab"]
+        until_waiting(database_url, 2)
+        holder.rollback()
+        differences = [done.result() for done in applied]
+    (endpoint,), (route,) = configurator.list("endpoint"), configurator.list("route")
+    assert route.document["endpoint"] == endpoint.name
+    assert sorted(len(difference.removed) for difference in differences) == [0, 1], "the second one saw the first one's"
 
 
 def test_a_name_is_given_once(configurator: Configurator) -> None:
