@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import trustme
 from psycopg.rows import dict_row
 
 from madeira import sealing
@@ -395,6 +396,25 @@ def test_what_no_key_opens_is_named_and_can_be_set_anew(configurator: Configurat
     mended = other.apply(WHOLE, who="t")
     assert mended.changed == ["source billing", "endpoint ledger"]
     assert other.apply(WHOLE, who="t").is_empty
+
+
+def test_a_client_certificate_is_kept_like_a_secret(configurator: Configurator, database_url: str) -> None:
+    """Sealed, hidden, kept when it is sent back; a key of another certificate is refused."""
+    authority = trustme.CA()
+    certificate, other = authority.issue_cert("client.example"), authority.issue_cert("other.example")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems).decode()
+    key, wrong = (c.private_key_pem.bytes().decode() for c in (certificate, other))
+    document = {"url": "https://h.example/", "client_certificate": {"chain": chain, "key": key}}
+    made = configurator.create("endpoint", "e", document, who="t")
+    assert made.document["client_certificate"] == {"chain": "hidden", "key": "hidden"}
+    assert "PRIVATE KEY" not in everything(database_url) + configurator.export()
+    with pytest.raises(ConfigurationInvalid, match="does not belong") as e:
+        configurator.update("endpoint", "e", {"client_certificate": {"key": wrong}}, expected=None, who="t")
+    assert wrong[40:80] not in str(e.value)
+    configurator.update("endpoint", "e", {"rate": 1, "client_certificate": {"key": "hidden"}}, expected=None, who="t")
+    kept = parse_toml(configurator.export(), where="export", sealer=Sealer((KEY,))).endpoints["e"].client_certificate
+    assert kept is not None
+    assert (kept.chain, kept.key) == (chain, key)
 
 
 # -- what is in use -------------------------------------------------------------------------------------------------
