@@ -248,7 +248,7 @@ HUNGRY = [
     "{% for a in payload.l %}{% set x = payload.l[0:] %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.s ~ payload.s %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.s | upper %}{% endfor %}1",
-    "{% for a in payload.l %}" + "{% set x = [a, a, a, a, a, a] %}" * 550 + "{% endfor %}1",
+    "{% for a in payload.l %}" + "{% set x = [payload.l, payload.l, payload.l, payload.l] %}" * 400 + "{% endfor %}1",
     "{% for a in payload.l %}{% for k, v in payload | items %}{% endfor %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.l | map('x') %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.s | split('x') %}{% endfor %}1",
