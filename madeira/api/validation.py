@@ -7,7 +7,7 @@ a lone surrogate) or that no client can call stops at the door with 422, not lat
 import hashlib
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -63,10 +63,19 @@ def is_event_id(text: str) -> bool:
     return _EVENT_ID.fullmatch(text) is not None
 
 
-def new_event(document: Document | None, *, source: str, raw: bytes, environ: Mapping[str, Any], egress: Egress) -> NewEvent:
+def new_event(
+    document: Document | None,
+    *,
+    source: str,
+    raw: bytes,
+    environ: Mapping[str, Any],
+    egress: Egress,
+    beside: Sequence[FieldError] = (),
+) -> NewEvent:
     """The event that a body describes; trace headers are taken from `environ` (WSGI).
 
-    A callback address that `egress` refuses is one that is wrong; nothing is looked up.
+    A callback address that `egress` refuses is one that is wrong; nothing is looked up. `beside` is what the caller has found
+    wrong with the rest of the body: it is told with all else.
 
     Raises:
         Problem: 422, with one entry for each field that is wrong.
@@ -74,7 +83,7 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
     if document is None:
         raise problems.invalid([FieldError("body", "must be a JSON object")])
     values, texts = document.values, document.texts
-    errors: list[FieldError] = []
+    errors = list(beside)
     if not values.keys() <= _KNOWN:
         errors += [FieldError(_field_name(name), "is not a field of an event") for name in values if name not in _KNOWN]
     errors += [FieldError(name, "is required") for name in ("event_type", "payload") if name not in values]
