@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from madeira import event_values, expressions
 from madeira.records import Endpoint, RetryPolicy, Source
-from madeira.routing import checks, values
+from madeira.routing import checks, globs, values
 from madeira.routing.values import Value
 from madeira.store.configuration import Kind as Kind
 
@@ -201,12 +201,12 @@ _ROUTE_FIELDS: Final = (
     Field("source", values.name(), "Only events of this source", absent="any"),
     Field(
         "event_type",
-        values.text(256, empty=False, remedy='"*" matches every type'),
+        globs.event_type(),
         "A glob over the event's type; `*` matches dots too",
         "",
         "*",
     ),
-    Field("routing_key", values.text(256), "Only events with exactly this routing key", absent="any"),
+    Field("routing_key", globs.routing_key(), "Only events with exactly this routing key", absent="any"),
     Field(
         "filter",
         checks.expression(frozenset(event_values.NAMES)),
