@@ -76,7 +76,7 @@ class Cancel(_Action):
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
         """Cancel one event."""
-        raw = reading.body(req.env, limit=MAX_BODY)
+        raw = reading.json_if_any(req.env, limit=MAX_BODY)
         caller = self._auth.caller(req.env, raw, Role.OPERATOR)
         asked = _asked(raw, endpoint=_endpoint)
         source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
@@ -95,7 +95,7 @@ class Replay(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
         """Replay one event."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        asked = _asked(reading.body(req.env, limit=MAX_BODY), required=True, endpoint=_endpoint, force=_flag)
+        asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True, endpoint=_endpoint, force=_flag)
         source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
         with _told(), self._database.connection() as connection:
             result = replay.replay(
@@ -119,7 +119,7 @@ class Reroute(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
         """Reroute one event."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        asked = _asked(reading.body(req.env, limit=MAX_BODY), required=True)
+        asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True)
         source = source_of(caller, req, event_id)
         with _told(), self._database.connection() as connection:
             result = replay.reroute(connection, source, event_id, caller.name, asked["reason"])
@@ -135,7 +135,7 @@ class Erase(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
         """Erase one event."""
         caller = self._auth.person(req.env, Role.ADMIN)
-        asked = _asked(reading.body(req.env, limit=MAX_BODY), required=True)
+        asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True)
         source = source_of(caller, req, event_id)
         with _told(), self._database.connection() as connection:
             result = erase.erase(connection, source, event_id, caller.name, asked["reason"])
@@ -150,7 +150,8 @@ class CancelEndpoint(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         """Cancel all that is unfinished, for some seconds; ``complete`` tells whether that was all."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        why = _asked(reading.body(req.env, limit=MAX_BODY), required=True)["reason"]
+        query.none(req)
+        why = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True)["reason"]
         try:
             name = _endpoint(name)
         except ValueError:

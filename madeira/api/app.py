@@ -107,8 +107,9 @@ def create(
     listing = Listing(auth=auth, database=database)
     acting: dict[str, Any] = {"auth": auth, "database": database, "queues": queues}
     api.add_route("/v1/events", Events(**intake, patience=patience, max_body=max_body, listing=listing))
-    api.add_route("/v1/events/batch", Batch(**intake, database=database, after=enqueue, max_line=max_body))
-    api.add_route("/v1/events/{event_id}", Event(**acting))
+    event = Event(**acting)
+    api.add_route("/v1/events/batch", Batch(**intake, database=database, after=enqueue, max_line=max_body, event=event))
+    api.add_route("/v1/events/{event_id}", event)
     api.add_route("/v1/events/{event_id}/cancel", Cancel(**acting))
     api.add_route("/v1/events/{event_id}/replay", Replay(**acting))
     api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))

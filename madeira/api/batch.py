@@ -15,10 +15,11 @@ import falcon
 import psycopg
 
 from madeira import log
-from madeira.api import intake, problems, reading, validation
+from madeira.api import intake, problems, query, reading, validation
 from madeira.api.auth import Authenticator
 from madeira.api.intake import Intake, Outcomes
 from madeira.api.limits import MOST_AHEAD, Limits
+from madeira.api.listing import Event
 from madeira.api.problems import Problem
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, NewEvent
@@ -53,7 +54,7 @@ class Commits(Protocol):
 
 
 class Batch:
-    """``POST /v1/events/batch``."""
+    """``POST /v1/events/batch``; ``GET`` shows the event that has this id, as `event` shows any other."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Batch:
         database: Database,
         after: Commits,
         max_line: int,
+        event: Event,
     ) -> None:
         self._auth = auth
         self._limits = limits
@@ -73,12 +75,17 @@ class Batch:
         self._database = database
         self._after = after
         self._max_line = max_line
+        self._event = event
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Show the event whose id is the last part of this address."""
+        self._event.on_get(req, resp, "batch")
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Accept the events of a batch."""
         tally: Counter[str] = Counter()
         try:
-            resp.data = self._accept(req.env, tally)
+            resp.data = self._accept(req, tally)
         except Problem as e:
             tally[intake.outcome_of(e)] += 1
             raise
@@ -89,10 +96,12 @@ class Batch:
             for outcome, events in tally.items():
                 self._outcomes.count(req.env, outcome, events)
 
-    def _accept(self, environ: dict[str, Any], tally: "Counter[str]") -> bytes:
+    def _accept(self, req: falcon.Request, tally: "Counter[str]") -> bytes:
+        environ: dict[str, Any] = req.env
         reading.only(environ, NDJSON)
         raw = reading.body(environ, limit=MAX_BYTES)
         source = self._auth.source(environ, raw)
+        query.none(req)
         count = raw.count(b"\n") + (not raw.endswith(b"\n"))
         if count > MAX_LINES:
             raise Problem(

@@ -12,7 +12,7 @@ from typing import Any
 import falcon
 
 from madeira import log, metrics
-from madeira.api import intake, problems, reading
+from madeira.api import intake, problems, query, reading
 from madeira.api.answers import rfc3339
 from madeira.api.auth import Authenticator
 from madeira.api.intake import Intake, Outcomes
@@ -53,7 +53,7 @@ class Events:
         started = time.perf_counter()
         outcome = "failed"
         try:
-            accepted = self._accept(req.env)
+            accepted = self._accept(req)
             outcome = "duplicate" if accepted.duplicate else "accepted"
             resp.status = falcon.HTTP_200 if accepted.duplicate else falcon.HTTP_202
             resp.data = _receipt(accepted)
@@ -64,10 +64,12 @@ class Events:
             self._outcomes.count(req.env, outcome)
             metrics.INGRESS_DURATION.observe(time.perf_counter() - started)
 
-    def _accept(self, environ: dict[str, Any]) -> Accepted:
+    def _accept(self, req: falcon.Request) -> Accepted:
+        environ: dict[str, Any] = req.env
         reading.json_only(environ)
         raw = reading.body(environ, limit=self._max_body)
         source = self._auth.source(environ, raw)
+        query.none(req)
         self._limits.take(source)
         event = self._checks.event(intake.parsed(raw), source=source, raw=raw, environ=environ)
         try:

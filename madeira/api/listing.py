@@ -100,9 +100,9 @@ def source_of(caller: Caller, req: falcon.Request, event_id: str) -> str:
     """Whose event it is about; a source sees only its own.
 
     Raises:
-        Problem: 404, or 422 when a person does not name the source.
+        Problem: 404; 422 when a person does not name the source, or the query holds something else.
     """
-    asked = req.get_param("source")
+    asked: str | None = query.read(req, _WHOSE).get("source")
     if caller.source is not None:
         if asked not in (None, caller.source) or not validation.is_event_id(event_id):
             raise unknown(event_id)
@@ -144,6 +144,9 @@ def _type(given: str) -> str:
         raise ValueError("must be an event type such as payment.captured, or the beginning of one and a star: payment.*")
     return given
 
+
+#: Of what is about one event; a source that cannot be is one that has no such event.
+_WHOSE: Final[dict[str, query.Check]] = {"source": str}
 
 _PARAMETERS: Final = {
     "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),

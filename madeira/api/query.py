@@ -49,6 +49,17 @@ def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     return values
 
 
+def none(req: falcon.Request) -> None:
+    """Let only a request pass that asks for nothing in its query.
+
+    Raises:
+        Problem: 422, with one entry for each parameter.
+    """
+    # Intake asks this of every event.
+    if req.query_string:
+        read(req, {})
+
+
 def is_line(given: str) -> bool:
     """Whether a text holds nothing that breaks a line, a terminal, or Postgres."""
     return _LINE.fullmatch(given) is not None

@@ -69,6 +69,18 @@ def body(environ: Mapping[str, Any], *, limit: int) -> bytes:
     return raw
 
 
+def json_if_any(environ: Mapping[str, Any], *, limit: int) -> bytes:
+    """The whole body, at most `limit` bytes, where there may be none; what there is must be said to be JSON in UTF-8.
+
+    Raises:
+        Problem: 400, 408, 413 or 415.
+    """
+    raw = body(environ, limit=limit)
+    if raw:
+        json_only(environ)
+    return raw
+
+
 def _length(announced: str, limit: int) -> int:
     if not announced.isascii() or not announced.isdigit():
         raise Problem(400, "Content-Length must be a number")

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import falcon
 
+from madeira.api import query
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.states import Role
@@ -25,6 +26,7 @@ class Reconcile:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show the last runs, the latest first."""
         self._auth.person(req.env, Role.VIEWER)
+        query.none(req)
         with self._database.connection() as connection:
             runs: list[dict[str, Any]] = store.last_runs(connection, RUNS)
         resp.data = json.dumps({"runs": runs}, default=jsonable).encode()

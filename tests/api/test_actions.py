@@ -12,6 +12,7 @@ from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_d
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
 from madeira.states import DeliveryStatus, FailureClass, Outcome
 from madeira.store import deliveries, events
+from tests.api.people import in_json
 from tests.api.serving import ADMIN_TOKEN, Api, Reply, event, signed
 
 ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -19,7 +20,7 @@ GIVE_UP = Decision(DeliveryStatus.DEAD, counts=True, failure_class=FailureClass.
 
 
 def act(api: Api, path: str, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
-    return api.request("POST", path, json.dumps(fields).encode(), ADMIN if headers is None else headers)
+    return api.request("POST", path, json.dumps(fields).encode(), in_json(ADMIN if headers is None else headers))
 
 
 def on(api: Api, name: str, action: str, **fields: Any) -> Reply:
@@ -197,7 +198,7 @@ ACTIONS = ("replay", "reroute", "erase")
 def test_an_action_needs_a_reason_and_takes_no_other_fields(shared_api: Api, action: str, body: bytes, status: int) -> None:
     """And nothing is done or on record without."""
     name, _ = dead(shared_api)
-    reply = shared_api.request("POST", f"/v1/events/{name}/{action}?source=shop", body, ADMIN)
+    reply = shared_api.request("POST", f"/v1/events/{name}/{action}?source=shop", body, in_json(ADMIN))
     assert reply.status == status
     assert audited(shared_api, f"event shop/{name}") == []
 
@@ -215,7 +216,7 @@ def test_only_a_token_replays_reroutes_erases_or_cancels_all(shared_api: Api, pa
     body = b'{"reason": "why"}'
     for headers in ({}, signed(body), {"Authorization": "Bearer wrong"}):
         assert shared_api.request("POST", path, body, headers).status == 401
-    assert shared_api.request("POST", path, body, ADMIN).status in (200, 404)
+    assert shared_api.request("POST", path, body, in_json(ADMIN)).status in (200, 404)
 
 
 def test_an_unknown_event_is_told_and_its_source_must_be_named(shared_api: Api) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.serving import Api, Reply, event, rows, signed
+from tests.api.serving import ADMIN_TOKEN, Api, Reply, event, rows, signed
 
 LIMIT = 20000
 
@@ -405,7 +405,6 @@ def test_a_body_that_is_cut_off_is_no_event(shared_api: Api) -> None:
         ("GET", "/v1/events/a/b", 404),
         ("GET", "/%00", 404),
         ("GET", "/%ff", 404),
-        ("GET", "/v1/events", 405),
         ("PUT", "/v1/events", 405),
         ("DELETE", "/v1/events/x", 405),
         ("GET", "/v1/events/x/cancel", 405),
@@ -417,6 +416,74 @@ def test_a_body_that_is_cut_off_is_no_event(shared_api: Api) -> None:
 def test_addresses_and_methods_that_do_not_exist(shared_api: Api, method: str, path: str, status: int) -> None:
     """falcon's own errors are problem documents like all others."""
     check(shared_api.request(method, path), status)
+
+
+#: Each address that takes no such parameter, with its method.
+QUERIES = [
+    ("POST", "/v1/events?dry_run=true", "dry_run"),
+    ("POST", "/v1/events?dry_run", "dry_run"),
+    ("POST", "/v1/events?source=shop", "source"),
+    ("POST", "/v1/events/batch?dry_run=true", "dry_run"),
+    *((("POST", f"/v1/events/x/{action}?source=shop&dryrun=1", "dryrun")) for action in ("cancel", "replay", "reroute", "erase")),
+    *((("POST", f"/v1/events/x/{action}?source=shop&source=shop", "source")) for action in ("cancel", "replay")),
+    *((("POST", f"/v1/events/x/{action}?source=shop&source=other", "source")) for action in ("reroute", "erase")),
+    ("POST", "/v1/endpoints/sink/cancel?source=shop", "source"),
+    ("POST", "/v1/endpoints/sink/test?dry_run=true", "dry_run"),
+    ("POST", "/v1/dry-run?source=shop", "source"),
+    ("GET", "/v1/events/x?source=shop&sourse=other", "sourse"),
+    ("GET", "/v1/events/x?source=shop&source=other", "source"),
+    ("GET", "/v1/events/batch?source=shop&source=other", "source"),
+    ("GET", "/v1/events?sourse=shop", "sourse"),
+    ("GET", "/v1/reconcile?limit=1", "limit"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "name"), QUERIES, ids=lambda x: x)
+def test_a_parameter_that_is_unknown_or_given_twice_is_named(shared_api: Api, method: str, path: str, name: str) -> None:
+    """What is asked for and not understood is not done without it."""
+    body = b'{"reason":"why"}' if method == "POST" else b""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN_TOKEN}"}
+    if path.startswith(("/v1/events?d", "/v1/events?s", "/v1/events/batch?d")) and method == "POST":
+        body = BODY
+        headers = signed(body) | ({"Content-Type": "application/x-ndjson"} if "batch" in path else {})
+    check(shared_api.request(method, path, body, headers), 422, name)
+
+
+def test_a_source_is_told_of_a_parameter_too(shared_api: Api) -> None:
+    """A source that reads or cancels its own event."""
+    check(shared_api.request("GET", "/v1/events/x?sourse=shop", None, signed(b"")), 422, "sourse")
+    check(shared_api.request("POST", "/v1/events/x/cancel?dry_run=true", b"", signed(b"")), 422, "dry_run")
+
+
+ACTIONS = [
+    *(f"/v1/events/x/{action}?source=shop" for action in ("cancel", "replay", "reroute", "erase")),
+    *(f"/v1/endpoints/sink/{action}" for action in ("cancel", "test")),
+]
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+    ids=str,
+)
+def test_the_body_of_an_action_must_be_json(shared_api: Api, path: str, headers: dict[str, str]) -> None:
+    """As every other body."""
+    headers = headers | {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    check(shared_api.request("POST", path, b'{"reason":"why"}', headers), 415)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}], ids=str)
+def test_without_a_body_its_media_type_does_not_matter(shared_api: Api, headers: dict[str, str]) -> None:
+    """A cancel needs no body, so that none is looked at."""
+    given = {k: v for k, v in signed(b"").items() if k != "Content-Type"} | headers
+    check(shared_api.request("POST", "/v1/events/nothing/cancel", b"", given), 404)
 
 
 ODD_IDS = ["nothing", "%00", "a%00b", "%ff", "%ED%A0%80", "x" * 200, "a%20b", "%2e%2e"]

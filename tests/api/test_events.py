@@ -14,6 +14,7 @@ from madeira.broker.queues import DELIVER, ROUTE, Queues, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
 from madeira.states import DeliveryStatus, Outcome
 from madeira.store import deliveries, events
+from tests.api.people import in_json
 from tests.api.serving import ADMIN_TOKEN, Api, Reply, event, signed
 
 ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -166,7 +167,7 @@ def test_cancelling_meets_deliveries_in_every_state(shared_api: Api, queues: Que
     settled(shared_api, claimed(shared_api, done), attempt, Decision(DeliveryStatus.SUCCEEDED))
     claimed(shared_api, calling)
     queues.ensure([ensure_delivery(waiting)])
-    reply = shared_api.request("POST", f"/v1/events/{name}/cancel?source=shop", b'{"reason":"x"}', ADMIN)
+    reply = shared_api.request("POST", f"/v1/events/{name}/cancel?source=shop", b'{"reason":"x"}', in_json(ADMIN))
     assert reply.status == 200
     assert reply.json == {"event_id": name, "source": "shop", "status": "delivering", "cancelled": 1, "requested": 1}
     found = {d["endpoint"]: d for d in shown(shared_api, name)["deliveries"]}
@@ -223,3 +224,16 @@ def test_no_secret_is_told(shared_api: Api) -> None:
     texts += [shared_api.post(b"{").body, shared_api.log.read_bytes(), json.dumps(shown(shared_api, name)).encode()]
     for secret in ("a-secret-of-the-tests", ADMIN_TOKEN, "wrong-token-of-somebody", "another-secret"):
         assert not any(secret.encode() in text for text in texts)
+
+
+def test_an_event_may_be_called_batch(api: Api) -> None:
+    """The address at which batches are posted shows it, and it can be acted on as any other."""
+    assert api.get("/v1/events/batch?source=shop", admin=True).status == 404
+    assert api.post(event("batch")).status == 202
+    assert shown(api, "batch")["event_id"] == "batch"
+    assert api.get("/v1/events/batch", source="shop").json["event_id"] == "batch"
+    assert api.get("/v1/events/batch").status == 401
+    assert cancel(api, "batch").json["status"] == "cancelled"
+    for action in ("replay", "reroute"):
+        reply = api.request("POST", f"/v1/events/batch/{action}?source=shop", b'{"reason":"x"}', in_json(ADMIN))
+        assert reply.status == 409

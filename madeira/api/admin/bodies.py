@@ -30,12 +30,14 @@ def document(environ: Mapping[str, Any], *, patch: bool = False, optional: bool 
     Raises:
         Problem: 400, 408, 413, 415, or 422 when it is no object.
     """
-    media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
-    if not optional or media_type:
+    if optional:
+        raw = reading.json_if_any(environ, limit=MAX_BODY)
+        if not raw:
+            return Document({}, {})
+    else:
+        media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         reading.only(environ, MERGE_PATCH if patch and media_type == MERGE_PATCH else reading.JSON)
-    raw = reading.body(environ, limit=MAX_BODY)
-    if optional and not raw:
-        return Document({}, {})
+        raw = reading.body(environ, limit=MAX_BODY)
     try:
         found = strict_json.parse(raw)
     except NotStrictJson as e:

@@ -58,6 +58,17 @@ EVENTS: Final = (
     ),
     Operation(
         method="get",
+        path="/v1/events/batch",
+        name="showEventNamedBatch",
+        tag="events",
+        summary="Show the event whose id is `batch`, as any other.",
+        access=parts.VIEWER_OR_SOURCE,
+        parameters=(shared("source"),),
+        answers={200: ("The event.", ref("Event"))},
+        problems=(404, 422),
+    ),
+    Operation(
+        method="get",
         path="/v1/events",
         name="listEvents",
         tag="events",
@@ -98,7 +109,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Cancel"), required=False),
         answers={200: ("Cancelled, as far as it had not ended.", ref("Cancelled"))},
-        problems=(404, 409, 422),
+        problems=(404, 409, 415, 422),
         audited=True,
     ),
     Operation(
@@ -111,7 +122,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Replay")),
         answers={200: ("Queued again.", ref("Replayed"))},
-        problems=(404, 409, 422),
+        problems=(404, 409, 415, 422),
         audited=True,
     ),
     Operation(
@@ -124,7 +135,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Why")),
         answers={200: ("To be routed again.", ref("Rerouted"))},
-        problems=(404, 409, 422),
+        problems=(404, 409, 415, 422),
         audited=True,
     ),
     Operation(
@@ -137,7 +148,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Why")),
         answers={200: ("Erased.", ref("Erased"))},
-        problems=(404, 409, 422),
+        problems=(404, 409, 415, 422),
         audited=True,
     ),
     Operation(
@@ -151,7 +162,7 @@ EVENTS: Final = (
         parameters=(in_path("name", text(minLength=1, maxLength=255, pattern=parts.PRINTABLE), "Its name."),),
         body=json_body(ref("Why")),
         answers={200: ("Cancelled.", ref("EndpointCancelled"))},
-        problems=(404, 422),
+        problems=(404, 415, 422),
         audited=True,
     ),
 )

@@ -84,6 +84,7 @@ _RECORDS: Final = (
         summary="Show the last comparisons of Postgres with the broker.",
         access=parts.VIEWER,
         answers={200: ("The last runs, the latest first.", ref("Runs"))},
+        problems=(422,),
     ),
 )
 
