@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,8 @@ def configure_log(values: Settings) -> None:
 def database(values: Settings) -> Iterator[Database]:
     """Connections for one command."""
     settings.require(values, "database_url")
+    # What the pool would say is in the error that the command ends with.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     found = Database(url=values.database_url, application="madeira-cli", pool_max=2)
     found.open()
     try:

@@ -32,13 +32,13 @@ def trace(identifier: str, as_json: bool) -> None:
     configure_log(values)
     with database(values) as db, db.connection() as conn:
         found = store.find_trace(conn, identifier)
-    if as_json:
-        print_json(found)
-    elif found:
-        for event in found:
-            _print(event)
     if not found:
         raise click.ClickException(f"no event has the trace id or the event id {identifier}")
+    if as_json:
+        print_json(found)
+        return
+    for event in found:
+        _print(event)
 
 
 @click.group()

@@ -43,26 +43,43 @@ _TABLES: Final = "SELECT FROM event LIMIT 0"
 _UNSUPPORTED: Final = "unsupported startup parameter"
 
 
+#: Is given why connecting failed, or None when it did not.
+Told = Callable[[str | None], None]
+
+
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection on which no wait is longer than `limit_s` seconds; past it the connection is closed."""
 
     limit_s: float = math.inf
 
     @classmethod
-    def connect(cls, conninfo: str = "", *, limit_s: float = math.inf, **kwargs: Any) -> "BoundedConnection":  # type: ignore[override]
+    def connect(  # type: ignore[override]
+        cls, conninfo: str = "", *, limit_s: float = math.inf, told: "Told" = lambda _failure: None, **kwargs: Any
+    ) -> "BoundedConnection":
         """Connect; behind a pooler that refuses ``options``, without them and without prepared statements.
+
+        `told` is given what came of it: why not, or None.
 
         Raises:
             psycopg.OperationalError: nobody answers, or not with a server that takes writes.
         """
         try:
-            conn = super().connect(conninfo, **kwargs)
+            conn = cls._connect(conninfo, kwargs)
+        except psycopg.OperationalError as e:
+            told(" ".join(str(e).split()))
+            raise
+        told(None)
+        conn.limit_s = limit_s
+        return conn
+
+    @classmethod
+    def _connect(cls, conninfo: str, kwargs: dict[str, Any]) -> "BoundedConnection":
+        try:
+            return super().connect(conninfo, **kwargs)
         except psycopg.OperationalError as e:
             if _UNSUPPORTED not in str(e):
                 raise
-            conn = super().connect(conninfo, **(kwargs | {"options": "", "prepare_threshold": None}))
-        conn.limit_s = limit_s
-        return conn
+            return super().connect(conninfo, **(kwargs | {"options": "", "prepare_threshold": None}))
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait for an answer, at most `limit_s` seconds."""
@@ -96,6 +113,7 @@ class Database:
         prepare_threshold: int | None = 5,
     ) -> None:
         self._url = url
+        self._failure: str | None = None
         self._connect_timeout_s = connect_timeout_s
         self._kwargs: dict[str, Any] = {
             "application_name": application,
@@ -109,6 +127,7 @@ class Database:
             "options": _options(url, statement_timeout_s),
             "prepare_threshold": prepare_threshold,
             "limit_s": statement_timeout_s + PATIENCE_S,
+            "told": self._note,
         }
         self._pool = ConnectionPool(
             url,
@@ -139,7 +158,7 @@ class Database:
         Raises:
             StoreUnavailable: Postgres is away, the pool is exhausted, or the connection was lost inside the block.
         """
-        with _mapped(), self._pool.connection(timeout=self._connect_timeout_s) as conn:
+        with self._mapped(), self._pool.connection(timeout=self._connect_timeout_s) as conn:
             yield conn
 
     def connect(self) -> BoundedConnection:
@@ -148,7 +167,7 @@ class Database:
         Raises:
             StoreUnavailable: Postgres is away.
         """
-        with _mapped():
+        with self._mapped():
             return BoundedConnection.connect(self._url, autocommit=True, **self._kwargs)
 
     def probe(self, timeout_s: float = 1.0) -> bool:
@@ -158,7 +177,7 @@ class Database:
     def trouble(self, timeout_s: float = 1.0) -> str | None:
         """Why Postgres cannot be used at this moment; None when it can. Takes about `timeout_s` at most."""
         try:
-            with _mapped(), self._pool.connection(timeout=timeout_s) as conn:
+            with self._mapped(), self._pool.connection(timeout=timeout_s) as conn:
                 limit_s, conn.limit_s = conn.limit_s, timeout_s
                 try:
                     conn.execute(_TABLES)
@@ -171,6 +190,25 @@ class Database:
     def stats(self) -> dict[str, int]:
         """The pool's numbers, for gauges: ``pool_size``, ``pool_available``, ``requests_waiting`` and others."""
         return self._pool.get_stats()
+
+    def _note(self, failure: str | None) -> None:
+        """Remember why the last attempt to connect failed: the pool tells it to its log only, and us that time is up."""
+        self._failure = failure
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except (PoolTimeout, TooManyRequests) as e:
+            if self._failure:
+                raise StoreUnavailable(f"Postgres is not available: {self._failure}") from e
+            raise StoreUnavailable(f"no connection to Postgres in time: {e}") from e
+        except PoolClosed as e:
+            raise StoreUnavailable(f"the pool of connections is not open: {e}") from e
+        except psycopg.errors.UndefinedTable as e:
+            raise StoreUnavailable(NO_TABLES) from e
+        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
+            raise StoreUnavailable(f"Postgres is not available: {e}") from e
 
 
 def _options(url: str, statement_timeout_s: float) -> str:
@@ -193,20 +231,6 @@ def _check(conn: BoundedConnection) -> None:
         ConnectionPool.check_connection(conn)
     finally:
         conn.limit_s = limit_s
-
-
-@contextmanager
-def _mapped() -> Iterator[None]:
-    try:
-        yield
-    except (PoolTimeout, TooManyRequests) as e:
-        raise StoreUnavailable(f"no connection to Postgres in time: {e}") from e
-    except PoolClosed as e:
-        raise StoreUnavailable(f"the pool of connections is not open: {e}") from e
-    except psycopg.errors.UndefinedTable as e:
-        raise StoreUnavailable(NO_TABLES) from e
-    except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
-        raise StoreUnavailable(f"Postgres is not available: {e}") from e
 
 
 #: A unit of work that gets a connection.

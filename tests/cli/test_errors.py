@@ -17,6 +17,7 @@ from madeira.cli.main import main
 from madeira.cli.up import _require_free
 from madeira.embedded import free_port
 from madeira.errors import SettingsError
+from tests.servers import with_database
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +96,35 @@ def test_a_wrong_host_is_not_blamed_on_the_port(host: str) -> None:
     """Another port would not help."""
     with pytest.raises(SettingsError, match="set MADEIRA_HOST"):
         _require_free(host, free_port(0), "MADEIRA_PORT")
+
+
+@pytest.mark.parametrize("command", [["apply", "-"], ["endpoints", "list"], ["events", "list"], ["reconcile"], ["migrate"]])
+def test_postgres_that_cannot_be_used_is_one_line_with_the_cause(
+    environ: dict[str, str], postgres_url: str, command: list[str]
+) -> None:
+    """A database that is not there, and nobody who listens; nothing of the pool's own log before it."""
+    environ["MADEIRA_REDIS_URL"] = "redis://127.0.0.1:1/0"
+    for url, cause in (
+        (with_database(postgres_url, "nodb"), 'database "nodb" does not exist'),
+        ("postgresql://nobody:p4ss@127.0.0.1:1/none", "Connection refused"),
+    ):
+        done = run(environ | {"MADEIRA_DATABASE_URL": url}, *command)
+        told = done.stderr.decode()
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert cause in told
+        assert len(told.splitlines()) == 1, told
+        assert "p4ss" not in told
+
+
+def test_an_error_leaves_the_output_of_json_empty(environ: dict[str, str], database_url: str) -> None:
+    """Text on standard error, and an exit code; a program that reads the answer finds none."""
+    environ["MADEIRA_DATABASE_URL"] = database_url
+    commands = [["trace", "x"], ["events", "show", "x"], ["endpoints", "show", "x"], ["dry-run", "-", "--source", "x"]]
+    commands += [["cancel", "x", "--source", "x", "--reason", "x"], ["replay", "x", "--source", "x", "--reason", "x"]]
+    for command in commands:
+        done = run(environ, *command, "--json")
+        assert (done.returncode, done.stdout) == (1, b""), command
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,19 @@ def test_a_server_that_is_away_is_told_in_time(away: Database) -> None:
         away.connect()
 
 
+def test_why_connecting_failed_is_told(away: Database, database_url: str) -> None:
+    """Not only that no connection came in time; once connecting works it is forgotten."""
+    with pytest.raises(StoreUnavailable, match="Connection refused"):
+        one(away)
+    assert "Connection refused" in (away.trouble(0.2) or "")
+    database = Database(url=database_url, application="tests", pool_max=1, connect_timeout_s=0.2)
+    database._note("from before")
+    database.open()
+    with database.connection(), pytest.raises(StoreUnavailable, match="in time"):
+        one(database)
+    database.close()
+
+
 def test_the_probe_asks_now(own_postgres: OwnPostgres) -> None:
     """Yes while Postgres answers, no while it is away, yes again when it is back."""
     database = Database(url=own_postgres.url, application="tests", pool_max=1)
