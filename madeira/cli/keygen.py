@@ -1,7 +1,5 @@
 """`madeira keygen` and `madeira reencrypt`: the keys of MADEIRA_SECRET_KEY."""
 
-import sys
-
 import click
 
 from madeira import sealing
@@ -36,6 +34,10 @@ def reencrypt(reason: str | None, as_json: bool) -> None:
             click.echo(f"~ {label}")
         for problem in problems:
             click.echo(f"{problem.field}: {problem.detail}", err=True)
-        click.echo(f"{len(done)} sealed anew" if done else "nothing to do")
+        if done or not problems:
+            click.echo(f"{len(done)} sealed anew" if done else "nothing to do")
     if problems:
-        sys.exit(1)
+        raise click.ClickException(
+            f"{len(problems)} of the secrets are left as they are: add the keys that open them to MADEIRA_SECRET_KEY, or set "
+            "them anew"
+        )
