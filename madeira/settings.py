@@ -27,6 +27,9 @@ PREFIX: Final = "MADEIRA_"
 #: Names with the prefix that tests and tools may set without their being settings.
 _IGNORED: Final = frozenset({"MADEIRA_TEST_REPORT"})
 
+#: How much a name must be like one that is known, from 0 to 1, to be told as meant; the prefix, which all have, aside.
+_NEAR: Final = 0.7
+
 #: Variables that a secret of a configuration may not be read from: Madeira's own, and those of Postgres' clients: else who
 #: may write a configuration would have them sent to a receiver of his choice.
 _GUARDED: Final = (PREFIX, "PG")
@@ -241,8 +244,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         if not name.startswith(PREFIX) or name in _IGNORED:
             continue
         if name not in by_name:
-            near = difflib.get_close_matches(name, by_name, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(by_name))}"
+            bare = {known.removeprefix(PREFIX) for known in by_name}
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=_NEAR)
+            hint = f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(sorted(by_name))}"
             raise SettingsError(f"{name} is not a setting of Madeira{hint}")
         if raw == "":
             continue

@@ -21,6 +21,9 @@ def test_defaults_need_no_environment() -> None:
     ("environ", "parts"),
     [
         ({"MADEIRA_DATABSE_URL": "x"}, ["MADEIRA_DATABSE_URL", "did you mean MADEIRA_DATABASE_URL"]),
+        ({"MADEIRA_PROT": "x"}, ["MADEIRA_PROT", "did you mean MADEIRA_PORT"]),
+        ({"MADEIRA_NOSUCH": "x"}, ["MADEIRA_NOSUCH is not a setting", "known are MADEIRA_ADMIN_TOKEN, "]),
+        ({"MADEIRA_X": "x"}, ["MADEIRA_X is not a setting", "known are MADEIRA_ADMIN_TOKEN, "]),
         ({"MADEIRA_ZZZZZZZZZZ": "x"}, ["MADEIRA_ZZZZZZZZZZ", "known are"]),
         ({"MADEIRA_PORT": "http"}, ["MADEIRA_PORT", "'http' is not a whole number"]),
         ({"MADEIRA_PORT": "70000"}, ["MADEIRA_PORT", "70000 is not between"]),
