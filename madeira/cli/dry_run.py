@@ -1,6 +1,7 @@
 """`madeira dry-run`: what would become of an event, by the rules as they are now; nothing is stored or sent."""
 
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from madeira.egress import Egress
 from madeira.errors import SettingsError
 from madeira.ids import uuid7
 from madeira.records import NewEvent
+from madeira.routing.config import did_you_mean
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
 from madeira.store import configuration
@@ -46,15 +48,16 @@ def dry_run(
     """
     values = load()
     configure_log(values)
-    event = _event(read(file), source, str(file))
+    if response_status is None and (headers or response_body):
+        raise click.UsageError("--response-header and --response-body need --response-status: without it no answer is judged")
     response = Response(response_status, dict(map(_header, headers)), response_body) if response_status else None
+    event = _event(read(file), source, str(file))
     egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
     with database(values) as db, db.connection() as conn:
         rules = rules_of(configuration.read(conn), sealer=Sealer(values.secret_key))
     if source not in rules.sources:
-        click.echo(
-            f"note: {rules.unusable.get(f'source/{source}') or f'there is no source {source}; it could not post'}", err=True
-        )
+        reason = rules.unusable.get(f"source/{source}") or f"there is none{did_you_mean(source, rules.sources)}"
+        raise SettingsError(f"the source {one_line(source)!r} cannot post: {reason}")
     found = document(run(rules, event, egress=egress, now=datetime.now(UTC), response=response))
     if as_json:
         print_json(found)
@@ -81,9 +84,9 @@ def _event(text: str, source: str, where: str) -> NewEvent:
         raise SettingsError(f"{where}: the event is not strict JSON: {e}") from None
     if found is None:
         raise SettingsError(f"{where}: an event is a JSON object")
-    problem = _problem(found)
-    if problem:
-        raise SettingsError(f"{where}: {problem}")
+    problems = list(_problems(found))
+    if problems:
+        raise SettingsError(f"{where}: {'; '.join(problems)}")
     values = found.values
     return NewEvent(
         source=source,
@@ -98,19 +101,19 @@ def _event(text: str, source: str, where: str) -> NewEvent:
     )
 
 
-def _problem(found: Document) -> str | None:
+def _problems(found: Document) -> Iterator[str]:
     values = found.values
-    unknown = sorted(values.keys() - _FIELDS)
-    if unknown:
-        return f"{unknown[0][:64]!a} is not a field of an event; known are {', '.join(sorted(_FIELDS))}"
+    for name in sorted(values.keys() - _FIELDS):
+        yield f"{name[:64]!a} is not a field of an event; known are {', '.join(sorted(_FIELDS))}"
     if not isinstance(values.get("event_type"), str):
-        return "event_type is required, and must be a text"
+        yield "event_type is required, and must be a text"
     if "payload" not in values:
-        return "payload is required"
-    wrong = [name for name in _TEXTS if not isinstance(values.get(name, ""), str)]
-    if wrong:
-        return f"{wrong[0]} must be a text"
-    return None if isinstance(values.get("parameters", {}), dict) else "parameters must be an object"
+        yield "payload is required"
+    for name in _TEXTS:
+        if not isinstance(values.get(name, ""), str):
+            yield f"{name} must be a text"
+    if not isinstance(values.get("parameters", {}), dict):
+        yield "parameters must be an object"
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def test_a_list_of_tokens_says_how_long_each_holds(environ: dict[str, str]) -> N
     for name, life in (("forever", []), ("month", ["--expires", "30d"]), ("over", ["--expires", "1h"])):
         run(environ, "token", "create", name, "--role", "viewer", *life)
     with psycopg.connect(environ["MADEIRA_DATABASE_URL"]) as c:
-        c.execute("UPDATE token SET created_at = '2026-01-01Z', expires_at = '2026-01-02 12:00Z' WHERE name = 'over'")
+        c.execute("UPDATE api_token SET created_at = '2026-01-01Z', expires_at = '2026-01-02 12:00Z' WHERE name = 'over'")
         [month] = c.execute("SELECT expires_at FROM token WHERE name = 'month'").fetchone()
     lines = {line.split()[0]: line for line in run(environ, "token", "list").stdout.splitlines()}
     assert "until revoked" in lines["forever"]
@@ -173,3 +173,21 @@ def test_a_dry_run_of_what_is_no_event_says_why(environ: dict[str, str], text: s
     told = run(environ, "dry-run", "-", "--source", "shop", given=text, fails=True).stderr
     assert len(told.splitlines()) == 1
     assert told.startswith("Error: -: ")
+
+
+def test_a_dry_run_tells_all_that_is_wrong_with_an_event(environ: dict[str, str]) -> None:
+    """Not only the first."""
+    told = run(environ, "dry-run", "-", "--source", "shop", given='{"x": 1, "trace_id": 5}', fails=True).stderr
+    assert [word for word in ("'x'", "event_type", "payload", "trace_id must") if word not in told] == []
+
+
+def test_a_dry_run_that_cannot_mean_anything_fails(environ: dict[str, str]) -> None:
+    """A source that could not post, with the one that was meant; parts of an answer without its status."""
+    event = '{"event_type": "a", "payload": 1}'
+    done = run(environ, "dry-run", "-", "--source", "shopp", given=event, fails=True)
+    assert done.stdout == ""
+    assert "did you mean 'shop'" in done.stderr
+    for part in (["--response-header", "A: b"], ["--response-body", "{}"]):
+        done = run(environ, "dry-run", "-", "--source", "shop", *part, given=event, fails=True)
+        assert "--response-status" in done.stderr
+        assert done.stdout == ""
