@@ -103,7 +103,7 @@ class Object:
         unfinished, why = asked.get("unfinished", "refuse"), asked.get("reason")
         if unfinished == "cancel" and not (why or "").strip():
             raise problems.invalid([FieldError("reason", "must say why, when deliveries are cancelled")])
-        with _told(self._kind, remedy=_REMEDY if self._kind == "endpoint" else ""):
+        with _told(self._kind):
             removed = self._configurator.delete(
                 self._kind,
                 _known(self._kind, name),
@@ -127,11 +127,9 @@ class Object:
 
 _REMOVAL: Final = {"unfinished": query.choice("refuse", "cancel"), "reason": bodies.reason}
 
-_REMEDY: Final = "; over HTTP unfinished deliveries are cancelled with ?unfinished=cancel&reason=..."
-
 
 @contextmanager
-def _told(kind: Kind, *, remedy: str = "") -> Iterator[None]:
+def _told(kind: Kind) -> Iterator[None]:
     """Tells a client what cannot be done, and why."""
     try:
         yield
@@ -140,7 +138,7 @@ def _told(kind: Kind, *, remedy: str = "") -> Iterator[None]:
     except AlreadyThere as e:
         raise Problem(409, str(e), name="already-there") from None
     except InUse as e:
-        raise Problem(409, f"{e}{remedy}", name="in-use") from None
+        raise Problem(409, str(e), name="in-use") from None
     except Stale as e:
         raise Problem(412, str(e)) from None
     except ConfigurationInvalid as e:

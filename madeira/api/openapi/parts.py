@@ -223,6 +223,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
         "in": "header",
         "required": False,
         "schema": text(),
-        "description": "The `ETag` (or the `version`) of what was read; when it has changed since, the answer is 412.",
+        "description": "The `ETag` (or the `version`) of what was read; when it has changed since, the answer is 412, "
+        "and 400 when this is none.",
     },
 }
