@@ -5,7 +5,9 @@ counts within two seconds in every process, and nobody reads Postgres per messag
 hold; a process that has not read any yet has none, and does nothing that needs them.
 
 An object that cannot be used here (a variable of the environment that is not set, a secret that no key opens) makes nothing
-else unusable: it is logged once, and stands in `Rules.unusable`.
+else unusable: it is logged once, and stands in `Rules.unusable`. A source with several secrets goes on with those that can be
+used, since any one of them verifies. An endpoint does not: its calls are signed with all of them, and a receiver that knows only
+the missing one would refuse for good what can as well wait.
 """
 
 import threading
@@ -123,7 +125,10 @@ class RulesFollower:
             self._hang_up()
             if not self._away:
                 self._away = True
-                log.warning("rules.not_followed", error=str(e), detail="the rules from before hold until Postgres answers")
+                now = (
+                    "the rules from before hold" if self._current else "there are none yet, and nothing is done that needs them,"
+                )
+                log.warning("rules.not_followed", error=str(e), detail=f"{now} until Postgres answers")
         except Exception:
             # Whatever it was: this thread is the only one that brings the rules up to date.
             log.exception("rules.look_failed")
@@ -134,7 +139,7 @@ class RulesFollower:
             return
         before = self._current
         self._current = self._maker.rules(configuration.read(conn))
-        _tell_unusable(self._current.unusable, before.unusable if before else {})
+        _tell_unusable(self._current, before.unusable if before else {})
         self._first.set()
         self._tell(self._current)
 
@@ -203,15 +208,30 @@ class _Maker:
         )
 
     def _make(self, stored: Stored) -> tuple[Record | None, str]:
-        """The record, and why it is unusable; of an unusable endpoint what routing needs, if there is so much."""
+        """The record, and why it is unusable; of an unusable endpoint what routing needs, if there is so much, and of a
+        source what verifies with those secrets that can be used.
+        """
         problems = Problems()
-        made = resolved(
-            stored.kind, stored.name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems, stored=True
-        )
+        made = self._resolved(stored, stored.spec, problems)
         if made is not None:
             return made, ""
         reason = "; ".join(f"{p.field}: {p.detail}" for p in problems.found)
+        if stored.kind == "source":
+            made = self._with_usable_secrets(stored)
+            return made, f"{reason} (its other secrets are in use)" if made else reason
         return (_without_secrets(stored) if stored.kind == "endpoint" else None), reason
+
+    def _resolved(self, stored: Stored, spec: Mapping[str, Any], problems: Problems) -> Record | None:
+        return resolved(
+            stored.kind, stored.name, spec, sealer=self._sealer, environ=self._environ, problems=problems, stored=True
+        )
+
+    def _with_usable_secrets(self, stored: Stored) -> Record | None:
+        listed = stored.spec.get("secrets")
+        if not isinstance(listed, list):
+            return None
+        usable = [one for one in listed if self._resolved(stored, {**stored.spec, "secrets": [one]}, Problems()) is not None]
+        return self._resolved(stored, {**stored.spec, "secrets": usable}, Problems()) if usable else None
 
 
 def _without_secrets(stored: Stored) -> Record | None:
@@ -222,11 +242,17 @@ def _without_secrets(stored: Stored) -> Record | None:
         return None
 
 
-def _tell_unusable(now: Mapping[str, str], before: Mapping[str, str]) -> None:
-    for what, reason in now.items():
-        if before.get(what) != reason:
+def _tell_unusable(rules: Rules, before: Mapping[str, str]) -> None:
+    for what, reason in rules.unusable.items():
+        if before.get(what) == reason:
+            continue
+        if rules.is_partly_usable(what):
+            log.warning(
+                "rules.partly_unusable", what=what, reason=reason, detail="what is signed with the missing one is told 503"
+            )
+        else:
             log.error(
                 "rules.unusable", what=what, reason=reason, detail="nothing goes there or comes from there until it is mended"
             )
-    for what in before.keys() - now.keys():
+    for what in before.keys() - rules.unusable.keys():
         log.info("rules.usable_again", what=what)

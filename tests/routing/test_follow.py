@@ -173,6 +173,52 @@ def test_a_reference_from_before_to_what_is_ours_makes_its_object_unusable(
     assert "guarded-value" not in repr(rules) + rules.unusable["endpoint/e"]
 
 
+@pytest.mark.parametrize("missing", ["env:NOT_SET", "sealed under a lost key"])
+def test_a_source_verifies_with_those_secrets_that_can_be_used(
+    configurator: Configurator, follow: Follow, changes: Changes, missing: str
+) -> None:
+    """The missing one is told with its place, and that it is not the whole source; with none left it is the whole one."""
+    key = KEY if missing.startswith("env:") else sealing.generate()
+    configurator.create("source", "some", {"secrets": [missing, "env:HERE", missing, "env:HERE_TOO"]}, who="t")
+    configurator.create("source", "none", {"secrets": [missing, missing]}, who="t")
+    with capture_logs() as lines:
+        follow(changes, key=key, environ={"HERE": "one", "HERE_TOO": "two"})
+        rules = changes.wait()
+    assert {name: source.secrets for name, source in rules.sources.items()} == {"some": ("one", "two")}
+    assert "secrets[0]: " in rules.unusable["source/some"]
+    assert "secrets[2]: " in rules.unusable["source/some"]
+    assert "secrets[1]" not in rules.unusable["source/some"]
+    assert rules.is_partly_usable("source/some")
+    assert not rules.is_partly_usable("source/none")
+    told = {line["what"]: line["event"] for line in lines if "unusable" in line["event"]}
+    assert told == {"source/some": "rules.partly_unusable", "source/none": "rules.unusable"}
+
+
+def test_an_endpoint_waits_when_one_of_its_secrets_is_missing(
+    configurator: Configurator, follow: Follow, changes: Changes
+) -> None:
+    """A call with fewer signatures than configured would be refused by a receiver that knows only the missing secret."""
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["env:HERE", "env:NOT_SET"]}, who="t")
+    follow(changes, environ={"HERE": "one"})
+    assert changes.wait().endpoint("e") is None
+
+
+def test_without_any_rules_yet_nobody_is_told_that_they_hold(follow: Follow) -> None:
+    """A process that starts while Postgres is away has no rules from before."""
+    nowhere = Database(url="postgresql://nobody@127.0.0.1:1/none", application="tests", pool_max=1)
+    with capture_logs() as lines:
+        follower = RulesFollower(database=nowhere, sealer=Sealer((KEY,)), period_s=0.01)
+        follower.start()
+        deadline = time.monotonic() + 10
+        while not any(line["event"] == "rules.not_followed" for line in lines):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        follower.stop()
+    [told] = [line["detail"] for line in lines if line["event"] == "rules.not_followed"]
+    assert "there are none yet" in told
+    assert "from before" not in told
+
+
 def test_what_was_mended_is_usable_again(configurator: Configurator, follow: Follow, changes: Changes) -> None:
     """A corrected reference counts like any change."""
     configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["env:NOT_SET"]}, who="t")
