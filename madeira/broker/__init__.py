@@ -59,6 +59,7 @@ def build(settings: Settings) -> MadeiraBroker:
         lease_margin_s=settings.lease_margin_s,
         lanes=lambda lanes: _lanes(rules.current, lanes, settings.lease_margin_s),
         lanes_version=lambda: rules.version,
+        unusable=lambda lane: _unusable(rules.current, lane),
         # Without rules there is nothing to route or deliver by.
         probe=lambda: rules.current is not None and database.probe(),
         middleware=[],
@@ -77,6 +78,11 @@ def _lanes(rules: Rules | None, lanes: Sequence[str], lease_margin_s: float) -> 
     names = {endpoint_of(lane) for lane in lanes}
     endpoints = {name: endpoint for name in names if (endpoint := rules.endpoint(name)) is not None}
     return settings_of(lanes, endpoints=endpoints, version=rules.version, lease_margin_s=lease_margin_s)
+
+
+def _unusable(rules: Rules | None, lane: str) -> str | None:
+    """Why the endpoint of `lane`, which is there, cannot be called from this process."""
+    return rules.unusable.get(f"endpoint/{endpoint_of(lane)}") if rules else None
 
 
 def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules: RulesFollower) -> Tools:

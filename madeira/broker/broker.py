@@ -87,6 +87,7 @@ class MadeiraBroker(RedisBroker):
         silence_s: silence after which a process counts as gone.
         lease_margin_s: spread of what is taken over, per loss.
         lanes: settings of lanes that Redis does not know.
+        unusable: why a lane that is configured cannot be used in this process; None for every other one.
         lanes_version: version of those settings; higher replaces lower.
         probe: whether Postgres answers.
         middleware: as for any Dramatiq broker.
@@ -102,6 +103,7 @@ class MadeiraBroker(RedisBroker):
         lanes: LaneLookup,
         lanes_version: Callable[[], int],
         probe: Callable[[], bool] = lambda: True,
+        unusable: Callable[[str], str | None] = lambda _lane: None,
         middleware: list[Middleware] | None = None,
     ) -> None:
         super().__init__(client=queues.client, namespace=queues.namespace, middleware=middleware)  # type: ignore[no-untyped-call]
@@ -111,6 +113,7 @@ class MadeiraBroker(RedisBroker):
         self.lease_margin_s = lease_margin_s
         self.lanes = lanes
         self.lanes_version = lanes_version
+        self.unusable = unusable
         self.hands = Hands()
         self.gate = Gate(probe)
         #: Processes that beat, this one among them, as of the last beat.

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 log = get(__name__)
 
-#: Seconds between two lines about lanes whose endpoint is not configured.
+#: Seconds between two lines about lanes whose endpoint is not configured, or cannot be used here.
 _TELL_UNKNOWN_S: Final = 60.0
+
+#: Lanes that such a line names, at most.
+_TOLD: Final = 10
 
 #: Seconds that finishes may gather under load, so that neighbouring threads share a call.
 _GATHER_S: Final = 0.003
@@ -222,13 +225,25 @@ class QueueConsumer(Consumer):
         unknown = sorted(set(lanes) - {s.lane for s in settings})
         if unknown and time.monotonic() >= self._unknown_next:
             self._unknown_next = time.monotonic() + _TELL_UNKNOWN_S
-            log.warning(
-                "lane.unknown",
-                lanes=unknown[:10],
-                detail="deliveries wait for an endpoint that is not configured (any more): add it, or cancel their events",
-            )
+            self._tell_unknown(unknown)
         self.broker.wire.set_lanes(settings)
         return bool(settings)
+
+    def _tell_unknown(self, lanes: Sequence[str]) -> None:
+        unusable = {lane: reason for lane in lanes if (reason := self.broker.unusable(lane)) is not None}
+        if unusable:
+            log.warning(
+                "lane.unusable",
+                lanes=dict(list(unusable.items())[:_TOLD]),
+                detail="deliveries wait for an endpoint that cannot be used in this process, and go on once it can",
+            )
+        gone = [lane for lane in lanes if lane not in unusable]
+        if gone:
+            log.warning(
+                "lane.unknown",
+                lanes=gone[:_TOLD],
+                detail="deliveries wait for an endpoint that is not configured (any more): add it, or cancel their events",
+            )
 
     def _take(self, grants: Sequence[Grant], asked: float) -> None:
         if not self.keyed:

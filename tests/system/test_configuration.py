@@ -240,6 +240,19 @@ def accepts(madeira: Madeira) -> bool:
     return madeira.send(json.dumps(body).encode()).status_code in (200, 202)
 
 
+def test_nobody_is_told_to_cancel_what_waits_for_a_variable(launch: Launch, receiver: Receiver) -> None:
+    """The endpoint is there: the log says what it lacks in that process."""
+    madeira = launch({"a": {"url": receiver.url("/a"), "headers": {"Authorization": "env:ONLY_HERE"}}})
+    madeira.api()
+    without = madeira.worker(name="without")
+    madeira.post_many(1, "a.x")
+    wait_until(lambda: "lane.unusable" in without.tail(10**7), what="the line about the lane")
+    [line] = [json.loads(line) for line in without.tail(10**7).splitlines() if "lane.unusable" in line]
+    assert "ONLY_HERE is not set" in line["lanes"]["a"]
+    assert "cancel" not in line["detail"]
+    assert "lane.unknown" not in without.tail(10**7)
+
+
 def test_what_one_process_cannot_use_another_delivers(launch: Launch, receiver: Receiver) -> None:
     """A variable that is missing on one machine only uses up no attempt: whoever has it makes the calls."""
     madeira = launch({"a": {"url": receiver.url("/a"), "headers": {"Authorization": "env:ONLY_HERE"}}})
