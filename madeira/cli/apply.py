@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from madeira import settings
 from madeira.cli.common import configurator, json_option, load, person, print_json
 from madeira.errors import ConfigurationInvalid, SettingsError
 from madeira.routing.apply import Difference
@@ -15,9 +16,14 @@ from madeira.routing.apply import Difference
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--dry-run", is_flag=True, help="Check the file and print the difference; change nothing.")
 @click.option("--prune", is_flag=True, help="Remove what the file does not name.")
+@click.option(
+    "--replace-secrets",
+    is_flag=True,
+    help="Seal secrets with the key here although it does not open what is stored. Every process must have that key.",
+)
 @click.option("--reason", help="Why, for the audit.")
 @json_option
-def apply(file: Path, dry_run: bool, prune: bool, reason: str | None, as_json: bool) -> None:
+def apply(file: Path, dry_run: bool, prune: bool, replace_secrets: bool, reason: str | None, as_json: bool) -> None:
     """Bring sources, endpoints and routes to what FILE (TOML; - for standard input) says, all or nothing.
 
     What FILE does not name stays, unless --prune is given. API and workers go by it within two seconds.
@@ -25,15 +31,21 @@ def apply(file: Path, dry_run: bool, prune: bool, reason: str | None, as_json: b
     text = read(file)
     with configurator(load()) as found:
         try:
-            difference = found.apply(text, prune=prune, dry_run=dry_run, who=person(), why=reason)
+            difference = found.apply(
+                text, prune=prune, dry_run=dry_run, replace_secrets=replace_secrets, who=person(), why=reason
+            )
         except ConfigurationInvalid as e:
             lines = "\n".join(f"  {p.field}: {p.detail}" if p.field else f"  {p.detail}" for p in e.problems)
             raise click.ClickException(f"{file}: nothing was changed:\n{lines}") from None
+    unset = [name for name in difference.variables if not settings.is_set(name)]
     if as_json:
-        print_json({"dry_run": dry_run, **asdict(difference)})
+        print_json({"dry_run": dry_run, **asdict(difference), "unset": unset})
         return
     for line in told(difference, dry_run=dry_run):
         click.echo(line)
+    if unset:
+        text = "not set here (env:); see that every process of the API and the workers has what it uses"
+        click.echo(f"warning: {', '.join(unset)}: {text}", err=True)
 
 
 @click.command()

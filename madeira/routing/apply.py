@@ -7,10 +7,11 @@ from typing import Any, Final
 import psycopg
 
 from madeira.errors import InUse
-from madeira.routing import secrets
+from madeira.routing import keys, secrets
 from madeira.routing.config import File, Problems, check_references
 from madeira.routing.fields import KINDS, Kind
-from madeira.routing.prepare import Preparer, changed_fields
+from madeira.routing.prepare import Draft, Preparer, changed_fields
+from madeira.sealing import Sealer
 from madeira.store import configuration
 from madeira.store.configuration import Entry, Snapshot
 
@@ -32,6 +33,8 @@ class Difference:
     fields: dict[str, list[str]] = field(default_factory=dict)
     #: Whether routes stand in another order.
     reordered: bool = False
+    #: The environment variables that the file's objects name; every process that uses them needs them.
+    variables: list[str] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -40,11 +43,23 @@ class Difference:
 
 
 class Change:
-    """The way from the configuration `before` to what a `file` says."""
+    """The way from the configuration `before` to what a `file` says.
 
-    def __init__(self, *, preparer: Preparer, before: Snapshot, file: File, prune: bool) -> None:
+    `sealer` is None where secrets may be replaced that it does not open.
+    """
+
+    def __init__(
+        self,
+        *,
+        preparer: Preparer,
+        sealer: Sealer | None,
+        before: Snapshot,
+        file: File,
+        prune: bool,
+    ) -> None:
         self.difference = Difference()
         self._preparer = preparer
+        self._sealer = sealer
         self._before = before
         self._documents = file.named
         self._nameless = file.nameless
@@ -66,6 +81,9 @@ class Change:
         for other in self._nameless:
             self._preparer.draft(other.kind, "", other.document, problems.under(other.place))
         self._check_routes(problems)
+        self.difference.variables = sorted(
+            {v for kind in KINDS for document in self._documents[kind].values() for v in secrets.variables(kind, document)}
+        )
         self.difference.reordered = self._moves()
 
     @property
@@ -103,7 +121,7 @@ class Change:
         label = f"{kind} {name}"
         if stored is None:
             self.difference.added.append(label)
-            self._inserts[kind][name] = self._preparer.sealed(kind, draft, {}, problems)
+            self._inserts[kind][name] = self._sealed(kind, draft, document, {}, problems)
             return
         fields = changed_fields(self._preparer.clear(kind, stored.spec), draft.clear)
         if not fields:
@@ -111,7 +129,19 @@ class Change:
             return
         self.difference.changed.append(label)
         self.difference.fields[label] = fields
-        self._updates[kind][name] = self._preparer.sealed(kind, draft, stored.spec, problems)
+        self._updates[kind][name] = self._sealed(kind, draft, document, stored.spec, problems)
+
+    def _sealed(
+        self, kind: Kind, draft: Draft, document: Mapping[str, Any], before: Mapping[str, Any], problems: Problems
+    ) -> dict[str, Any]:
+        spec = self._preparer.sealed(kind, draft, before, problems)
+        anew = keys.sealed_anew(kind, spec, document, before)
+        if anew and self._sealer is not None:
+            found = len(problems.found)
+            keys.refuse_unopened(kind, before, self._sealer, problems)
+            if len(problems.found) == found:
+                keys.refuse_foreign(anew, self._before, self._sealer, problems)
+        return spec
 
     def _check_routes(self, problems: Problems) -> None:
         """See that the routes of the file name what will be there. A route that is not in the file names nothing that

@@ -15,7 +15,7 @@ import psycopg
 
 from madeira.errors import AlreadyThere, ConfigurationInvalid, FieldProblem, InUse, NotThere, Stale
 from madeira.records import DeliveryRef
-from madeira.routing import secrets, values
+from madeira.routing import keys, secrets, values
 from madeira.routing.apply import Change, Difference, entry, refuse_busy
 from madeira.routing.config import CALLBACK, Problems, check_references, tables
 from madeira.routing.export import toml
@@ -184,9 +184,19 @@ class Configurator:
 
     # -- changing all of them -----------------------------------------------------------------------------------
 
-    def apply(self, text: str, *, prune: bool = False, dry_run: bool = False, who: str, why: str | None = None) -> Difference:
+    def apply(
+        self,
+        text: str,
+        *,
+        prune: bool = False,
+        dry_run: bool = False,
+        replace_secrets: bool = False,
+        who: str,
+        why: str | None = None,
+    ) -> Difference:
         """Bring the configuration to what the TOML `text` says, in one transaction; what it does not name stays, unless
-        `prune`. With `dry_run` nothing is changed, and everything is checked.
+        `prune`. With `dry_run` nothing is changed, and everything is checked. `replace_secrets` lets secrets be sealed with
+        the key of this process although it does not open what is stored.
 
         Raises:
             ConfigurationInvalid: everything that is wrong with the file.
@@ -195,7 +205,13 @@ class Configurator:
         problems = Problems()
         file = tables(text, problems)
         with self._changing() as conn:
-            change = Change(preparer=self._preparer, before=configuration.read(conn), file=file, prune=prune)
+            change = Change(
+                preparer=self._preparer,
+                sealer=None if replace_secrets else self._sealer,
+                before=configuration.read(conn),
+                file=file,
+                prune=prune,
+            )
             change.find(problems)
             problems.refuse()
             refuse_busy(configuration.busy(conn, change.removed_endpoints))
@@ -255,6 +271,9 @@ class Configurator:
         if draft is None:
             raise ConfigurationInvalid(tuple(problems.found))
         spec = self._preparer.sealed(kind, draft, before, problems)
+        anew = keys.sealed_anew(kind, spec, document, before)
+        if anew:
+            keys.refuse_foreign(anew, configuration.read(conn), self._sealer, problems)
         problems.refuse()
         return spec, draft.clear
 

@@ -58,6 +58,23 @@ def _one(place: Place, value: Any, change: Change) -> Any:
     return change(place, value) if isinstance(value, str) else value
 
 
+def texts(kind: Kind, document: Mapping[str, Any]) -> dict[Place, str]:
+    """The secrets of `document` as they stand there, by their places."""
+    found: dict[Place, str] = {}
+
+    def remember(place: Place, text: str) -> str:
+        found[place] = text
+        return text
+
+    changed(kind, document, remember)
+    return found
+
+
+def variables(kind: Kind, document: Mapping[str, Any]) -> set[str]:
+    """The environment variables that `document` names."""
+    return {text.removeprefix(ENV_PREFIX) for text in texts(kind, document).values() if text.startswith(ENV_PREFIX)}
+
+
 def opened(kind: Kind, document: Mapping[str, Any], sealer: Sealer, problem: Tell, known: dict[str, str]) -> dict[str, Any]:
     """`document` with what is sealed in clear; `problem` is told the place and the reason of what cannot be opened.
 
@@ -110,13 +127,7 @@ def hidden(kind: Kind, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def kept(kind: Kind, document: Mapping[str, Any], before: Mapping[str, Any], problem: Tell) -> dict[str, Any]:
     """`document` with each ``hidden`` replaced by the secret that it stands for in `before`."""
-    places: dict[Place, str] = {}
-
-    def remember(place: Place, text: str) -> str:
-        places[place] = text
-        return text
-
-    changed(kind, before, remember)
+    places = texts(kind, before)
 
     def change(place: Place, text: str) -> str:
         if not is_hidden(text):

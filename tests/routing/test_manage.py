@@ -435,7 +435,7 @@ def test_what_no_key_opens_is_named_and_can_be_set_anew(configurator: Configurat
     }
     with pytest.raises(ConfigurationInvalid, match="no key in MADEIRA_SECRET_KEY opens it"):
         other.apply(configurator.export(), who="t")
-    mended = other.apply(WHOLE, who="t")
+    mended = other.apply(WHOLE, replace_secrets=True, who="t")
     assert mended.changed == ["source billing", "endpoint ledger"]
     assert other.apply(WHOLE, who="t").is_empty
 
