@@ -13,11 +13,15 @@ import redis
 from madeira import __version__
 from madeira.broker.queues import connect
 from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.running import DataFolder
 from madeira.errors import MadeiraError
+from madeira.routing.fields import KINDS
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
-from madeira.settings import Settings, is_loopback
-from madeira.store import configuration, migrate
+from madeira.settings import Settings, is_loopback, is_set
+from madeira.states import Role
+from madeira.store import configuration, migrate, tokens
+from madeira.store.configuration import Snapshot
 
 #: Oldest Postgres, as `server_version_num` says it.
 _POSTGRES: Final = 140000
@@ -86,8 +90,9 @@ def _versions() -> Iterator[str]:
 
 
 def _settings(values: Settings) -> Iterator[Finding]:
-    if not values.admin_token:
-        yield Finding("warning", "admin token", "MADEIRA_ADMIN_TOKEN is not set: nobody can read /v1/reconcile")
+    if is_set("MADEIRA_CONFIG") and DataFolder(values.data_dir).running() is None:
+        text = "MADEIRA_CONFIG is set, and only `madeira up` applies it; everywhere else `madeira apply FILE` does"
+        yield Finding("warning", "configuration file", text)
     if not values.secret_key:
         text = "MADEIRA_SECRET_KEY is not set: secrets can only be given as env:NAME; `madeira keygen` makes a key"
         yield Finding("warning", "secret key", text)
@@ -119,19 +124,34 @@ def _postgres(values: Settings) -> Iterator[Finding]:
     else:
         yield Finding("ok", "migrations", "the tables are up to date")
         with database(values) as db, db.connection() as pooled:
-            yield from _configuration(values, pooled)
+            yield from _configuration(values, configuration.read(pooled))
+            yield from _administrator(values, pooled)
 
 
-def _configuration(values: Settings, conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+def _configuration(values: Settings, found: Snapshot) -> Iterator[Finding]:
     """What the processes would make of the configuration, with the environment and the keys of this one."""
-    rules = rules_of(configuration.read(conn), sealer=Sealer(values.secret_key))
-    text = f"{len(rules.sources)} sources, {len(rules.endpoints)} endpoints, {len(rules.routes)} routes"
-    if rules.sources:
-        yield Finding("ok", "configuration", f"version {rules.version}: {text}")
-    else:
+    rules = rules_of(found, sealer=Sealer(values.secret_key))
+    # Of what is stored, so that what cannot be used here counts too.
+    text = f"version {rules.version}: {_counted(found)}"
+    if not found.sources:
         yield Finding("warning", "configuration", f"{text}: nothing can be posted; make a source with `madeira apply` or the API")
+    else:
+        yield Finding("ok", "configuration", text)
     for what, reason in rules.unusable.items():
-        yield Finding("error", "configuration", f"{what} cannot be used: {reason}")
+        if rules.is_partly_usable(what):
+            yield Finding("warning", "configuration", f"a secret of {what} cannot be used: {reason}")
+        else:
+            yield Finding("error", "configuration", f"{what} cannot be used: {reason}")
+
+
+def _counted(found: Snapshot) -> str:
+    return ", ".join(f"{len(found.of(kind))} {kind}{'' if len(found.of(kind)) == 1 else 's'}" for kind in KINDS)
+
+
+def _administrator(values: Settings, conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+    if not values.admin_token and not any(token.role is Role.ADMIN for token in tokens.live(conn).values()):
+        text = "nobody administers by the API yet: `madeira token create NAME --role admin` makes a token for it"
+        yield Finding("ok", "admin token", text)
 
 
 def _postgres_settings(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
