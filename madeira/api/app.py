@@ -5,7 +5,7 @@ survive a fork, so each process opens its own when its server says so (``deploy/
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -33,7 +33,8 @@ from madeira.broker.memory import warn_of_eviction
 from madeira.broker.queues import Queues
 from madeira.delivery.client import Caller
 from madeira.egress import Egress
-from madeira.records import Accepted, NewEvent, Source
+from madeira.records import Accepted, NewEvent
+from madeira.routing.config import Rules
 from madeira.routing.fields import KINDS
 from madeira.routing.follow import RulesFollower
 from madeira.routing.manage import Configurator
@@ -76,7 +77,7 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 def create(
     *,
-    sources: Callable[[], Mapping[str, Source]],
+    current: Callable[[], Rules],
     patience: Patience,
     enqueue: Enqueue,
     database: Database,
@@ -91,16 +92,16 @@ def create(
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
-    `sources` gives the sources as they are at that moment, `patience` waits for the commits of new events, `enqueue` queues
-    those of batches, `tokens` knows the tokens that hold, `max_body` is in bytes, and `admin_token` is one more, of an
-    administrator, unless it is empty.
+    `current` gives the rules that this process goes by at that moment, `rules` newer ones where there are any, `patience` waits
+    for the commits of new events, `enqueue` queues those of batches, `tokens` knows the tokens that hold, `max_body` is in
+    bytes, and `admin_token` is one more, of an administrator, unless it is empty.
     """
-    auth = Authenticator(sources=sources, tokens=tokens, admin_token=admin_token)
+    auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
     problems.install(api)
     intake: dict[str, Any] = {
         "auth": auth,
-        "limits": Limits(sources=sources, queues=queues),
+        "limits": Limits(sources=lambda: current().sources, queues=queues),
         "checks": Intake(egress=egress),
         "outcomes": Outcomes(auth=auth),
     }
@@ -196,7 +197,7 @@ class Application:
         self._parts.callback(commits.stop, STOP_S)
         egress = Egress(allow=s.egress_allow, deny=s.egress_deny)
         return create(
-            sources=lambda: rules.need().sources,
+            current=rules.need,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             enqueue=enqueue,
             database=database,
@@ -220,7 +221,7 @@ class Application:
         rules.start()
         self._parts.callback(rules.stop)
         # Until they are there every post is answered 503.
-        if rules.wait(FIRST_RULES_S) and not rules.need().sources:
+        if rules.wait(FIRST_RULES_S) and not rules.need().names_a_source:
             _log.warning(
                 "api.no_sources", remedy="make sources with `madeira apply` or the API; until then every event is refused"
             )

@@ -1,7 +1,9 @@
 """Who is asking: a source by its signature, a person or a program by a bearer token with a role.
 
 Nobody is told why they were refused: an unknown name, a wrong signature and a stale timestamp get the same answer, after the
-same work, so that names cannot be found out by trying; and so do unknown, revoked and expired tokens.
+same work, so that names cannot be found out by trying; and so do unknown, revoked and expired tokens. The one exception is a
+source with secrets that cannot be used in this process: who is told 401 gives up, and what a sender did right must not be lost
+by our fault. So a signature that fits none of the others, and is recent, is told 503.
 """
 
 import hashlib
@@ -17,7 +19,7 @@ from madeira.api import problems
 from madeira.api.known_tokens import KnownTokens
 from madeira.delivery import signing
 from madeira.errors import StoreUnavailable
-from madeira.records import Source
+from madeira.routing.config import Rules
 from madeira.states import Role
 
 _log = log.get(__name__)
@@ -37,19 +39,19 @@ class Caller:
 class Authenticator:
     """Recognises callers.
 
-    `sources` gives the sources as they are now; `tokens` knows the tokens that hold; `admin_token` is one more, of an
+    `rules` gives the rules as they are now; `tokens` knows the tokens that hold; `admin_token` is one more, of an
     administrator, or empty; `now` gives Unix seconds.
     """
 
     def __init__(
         self,
         *,
-        sources: Callable[[], Mapping[str, Source]],
+        rules: Callable[[], Rules],
         tokens: KnownTokens,
         admin_token: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._sources = sources
+        self._rules = rules
         self._tokens = tokens
         self._admin_digest = _digest(admin_token.encode()) if admin_token else None
         self._now = now
@@ -59,13 +61,19 @@ class Authenticator:
         """The name of the source that signed `raw`.
 
         Raises:
-            Problem: 401, whatever was wrong.
+            Problem: 401, whatever was wrong; 503 when the source has secrets that cannot be used here, and none of the others
+                made the signature.
+            StoreUnavailable: the rules were not read yet.
         """
         name = environ.get("HTTP_X_MADEIRA_SOURCE", "")
-        known = self._sources().get(name)
+        rules = self._rules()
+        known = rules.sources.get(name)
         # An unknown source costs the same work with a secret that nobody has.
         keys = known.secrets if known is not None else self._nobody
         if not self._signed(keys, environ, raw) or known is None:
+            if f"source/{name}" in rules.unusable and self._might_be_signed(environ):
+                _log.warning("auth.unusable", source=name, reason=rules.unusable[f"source/{name}"])
+                raise problems.unavailable("the source cannot be recognised here at the moment; send the request again")
             # For whoever is on call; the sender learns nothing of it.
             _log.info(
                 "auth.refused", source=name[:64], known=known is not None, timestamp=environ.get("HTTP_X_MADEIRA_TIMESTAMP")
@@ -107,9 +115,10 @@ class Authenticator:
         """The value of a metric's label `source`: only names that are known, so that strangers cannot make new ones."""
         name: str = environ.get("HTTP_X_MADEIRA_SOURCE", "")
         try:
-            return name if name in self._sources() else "unknown"
+            rules = self._rules()
         except StoreUnavailable:
             return "unknown"
+        return name if name in rules.sources or f"source/{name}" in rules.unusable else "unknown"
 
     def _bearer(self, environ: Mapping[str, Any]) -> Caller | None:
         scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
@@ -124,6 +133,12 @@ class Authenticator:
             _log.info("auth.refused_token", path=environ.get("PATH_INFO"))
             return None
         return Caller(None, token.role, f"token {token.name}")
+
+    def _might_be_signed(self, environ: Mapping[str, Any]) -> bool:
+        """Whether there is a signature, and it is recent: some secret may have made it."""
+        timestamp = environ.get("HTTP_X_MADEIRA_TIMESTAMP")
+        signature = environ.get("HTTP_X_MADEIRA_SIGNATURE")
+        return bool(timestamp and signature and signing.is_fresh(timestamp, self._now()))
 
     def _signed(self, keys: tuple[str, ...], environ: Mapping[str, Any], raw: bytes) -> bool:
         timestamp = environ.get("HTTP_X_MADEIRA_TIMESTAMP")

@@ -64,7 +64,10 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "headers-too-large": (431, "The headers are too many or too long."),
     "internal": (500, "An error inside Madeira; it is in the log."),
     "not-implemented": (501, "A transfer encoding other than chunked."),
-    "unavailable": (503, "A store is away; nothing was promised, `Retry-After` says when to send it again."),
+    "unavailable": (
+        503,
+        "A store is away, or secrets of the source cannot be used; nothing was promised, `Retry-After` says when to try again.",
+    ),
 }
 
 _NAMES: Final[dict[int, str]] = {status: name for name, (status, _) in reversed(TYPES.items())}

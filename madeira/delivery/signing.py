@@ -25,6 +25,9 @@ WINDOW_S: Final = 300
 #: What a secret for Standard Webhooks begins with; base64 follows.
 STANDARD_PREFIX: Final = "whsec_"
 
+#: What the ``webhook-id`` of a test call begins with, and that of no delivery.
+TEST_ID: Final = "msg_test_"
+
 #: Signatures in one header that are looked at; more are refused, so that nobody can make us compute at will.
 _MAX_SIGNATURES: Final = 8
 
@@ -46,7 +49,7 @@ def verify(secrets: Sequence[str], timestamp: str | None, signature: str | None,
     False: a sender is told nothing about why. The comparison takes the same time whichever secret fits and wherever the
     first difference is.
     """
-    if not timestamp or not signature or not _fresh(timestamp, now):
+    if not timestamp or not signature or not is_fresh(timestamp, now):
         return False
     offered = [part.strip().lower().encode("utf-8", "replace") for part in signature.split(",", _MAX_SIGNATURES)]
     if len(offered) > _MAX_SIGNATURES:
@@ -59,7 +62,8 @@ def verify(secrets: Sequence[str], timestamp: str | None, signature: str | None,
     return fits
 
 
-def _fresh(timestamp: str, now: float) -> bool:
+def is_fresh(timestamp: str, now: float) -> bool:
+    """Whether `timestamp`, in Unix seconds, is at most `WINDOW_S` from `now`; a malformed one is not."""
     if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
         return False
     return abs(int(timestamp) - now) <= WINDOW_S
