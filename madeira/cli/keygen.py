@@ -10,8 +10,8 @@ from madeira.cli.common import configurator, json_option, load, person, print_js
 def keygen() -> None:
     """Make a key for MADEIRA_SECRET_KEY.
 
-    To change keys put the new one in front of the old one (new,old) in every process, run `madeira reencrypt`, and then take
-    the old one away.
+    To change keys put the new one in front of the old one (new,old) in every process, start them anew, run `madeira reencrypt`,
+    and then take the old one away.
     """
     click.echo(sealing.generate())
 
@@ -21,6 +21,9 @@ def keygen() -> None:
 @json_option
 def reencrypt(reason: str | None, as_json: bool) -> None:
     """Seal all secrets anew that the first key of MADEIRA_SECRET_KEY has not sealed.
+
+    Every process of the API and the workers must have that key before: one that lacks it loses the use of all sealed secrets.
+    This cannot be checked here.
 
     The exit code is 1 when there are some that no key opens; those are named and left as they are.
     """
