@@ -98,7 +98,7 @@ def test_a_list_of_tokens_says_how_long_each_holds(environ: dict[str, str]) -> N
         run(environ, "token", "create", name, "--role", "viewer", *life)
     with psycopg.connect(environ["MADEIRA_DATABASE_URL"]) as c:
         c.execute("UPDATE api_token SET created_at = '2026-01-01Z', expires_at = '2026-01-02 12:00Z' WHERE name = 'over'")
-        [month] = c.execute("SELECT expires_at FROM token WHERE name = 'month'").fetchone()
+        [month] = c.execute("SELECT expires_at FROM api_token WHERE name = 'month'").fetchone()
     lines = {line.split()[0]: line for line in run(environ, "token", "list").stdout.splitlines()}
     assert "until revoked" in lines["forever"]
     assert f"until {month.astimezone():%Y-%m-%d %H:%M}" in lines["month"]
