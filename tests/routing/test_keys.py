@@ -93,7 +93,7 @@ def test_a_key_that_opens_some_replaces_one_secret_by_the_api_and_none_by_a_file
     """Some of what is stored is of a lost key. A secret that is sent anew is a decision; a file that names it is none."""
     with_keys(database, sealing.generate()).create("source", "shop", {"secrets": ["of the lost key"]}, who="t")
     mixed = with_keys(database, sealing.generate(), KEY)
-    Configurator.apply(mixed, NEW, replace_secrets=True, who="t")
+    mixed.apply(NEW, replace_secrets=True, who="t")
     with pytest.raises(ConfigurationInvalid, match=r"source\[shop\].secrets\[0\]"):
         mixed.apply(FILE, who="t")
     mixed.update("source", "shop", {"secrets": ["the-secret"]}, expected=None, who="t")
