@@ -18,9 +18,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-import cel
+from typing import TYPE_CHECKING, Any, Final
 
 from madeira.errors import MadeiraError
 from madeira.expressions.shape import (
@@ -37,6 +35,9 @@ from madeira.expressions.shape import (
     shape_of,
     tokens_of,
 )
+
+if TYPE_CHECKING:
+    import cel
 
 #: Characters of an expression, at most.
 MAX_LENGTH: Final = 4096
@@ -85,6 +86,14 @@ _FUNCTIONS: Final = frozenset(
 )
 
 
+@functools.cache
+def _cel() -> Any:
+    """The library, once there is an expression: with it comes a terminal of its own, half of the time of a start."""
+    import cel
+
+    return cel
+
+
 class ExpressionFailed(MadeiraError):
     """Raised when an expression gives no yes or no; `reason` is one line without any value of the data."""
 
@@ -100,7 +109,7 @@ def check(text: str, variables: frozenset[str]) -> str | None:
     if any(0xD800 <= ord(c) < 0xE000 for c in text):
         return "holds half a character (a lone surrogate)"
     try:
-        program = cel.compile(text)
+        program = _cel().compile(text)
     except ValueError as e:
         return f"is no CEL: {_syntax(str(e))}"
     tokens = list(tokens_of(text))
@@ -135,7 +144,7 @@ class Scope:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
-        self._context = cel.Context()
+        self._context: cel.Context | None = None
         self._known: set[str] = set()
         self._sizes: dict[str, Size] = {}
 
@@ -146,11 +155,11 @@ class Scope:
             ExpressionFailed: as for `evaluate`.
         """
         compiled = _compiled(text)
-        self._bring(compiled.reads)
+        context = self._bring(compiled.reads)
         if compiled.shape.grows:
             self._refuse_too_much(compiled)
         try:
-            result = compiled.program.execute(self._context)
+            result = compiled.program.execute(context)
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as e:
             raise ExpressionFailed(_reason(e, compiled.words)) from None
         except BaseException as e:
@@ -162,18 +171,22 @@ class Scope:
             raise ExpressionFailed(f"gives {_kind(result)}, not true or false")
         return result
 
-    def _bring(self, names: frozenset[str]) -> None:
+    def _bring(self, names: frozenset[str]) -> "cel.Context":
         """Make variables known. Each addition lets the library convert all of them anew, so the small ones come together."""
+        context = self._context
+        if context is None:
+            context = self._context = _cel().Context()
         missing = names - self._known
         if not missing:
-            return
+            return context
         wanted = (missing & LARGE) | (self._values.keys() - LARGE - self._known)
         try:
             found = {name: self._values[name] for name in wanted if name in self._values}
-            self._context.update(found)
+            context.update(found)
         except ValueError:
             raise ExpressionFailed("the data holds a text that is no Unicode, or is no JSON") from None
         self._known |= wanted
+        return context
 
     def _refuse_too_much(self, compiled: "_Compiled") -> None:
         size = Size()
@@ -221,7 +234,7 @@ def _bad_regex(tokens: list[Token]) -> str | None:
             return 'matches needs its pattern as a text in quotes, such as payload.name.matches("^[a-z]+$")'
         pattern = pattern_token.text
         try:
-            cel.compile(f"''.matches({pattern})").execute({})
+            _cel().compile(f"''.matches({pattern})").execute({})
         except RuntimeError:
             return f"the pattern {pattern[:60]} is no regular expression"
     return None
@@ -241,7 +254,7 @@ def _syntax(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    program: cel.Program
+    program: "cel.Program"
     #: The variables that it reads; those of comprehensions may be among them.
     reads: frozenset[str]
     #: The names and short texts that stand in it.
@@ -252,7 +265,7 @@ class _Compiled:
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str) -> _Compiled:
     try:
-        program = cel.compile(text)
+        program = _cel().compile(text)
     except ValueError as e:
         raise ExpressionFailed(f"is no CEL: {_syntax(str(e))}") from None
     tokens = list(tokens_of(text))
