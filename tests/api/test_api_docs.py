@@ -17,7 +17,7 @@ from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
 from madeira.store import events
 from tests.api.people import audited, token
-from tests.api.serving import SECRET, Api, event
+from tests.api.serving import SECRET, Api
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "api.md"
 MADE: Final = "made by `python -m tests.api.test_api_docs`"
@@ -63,7 +63,9 @@ def prepared(shared_api: Api) -> Api:
     """An API with an event whose delivery is dead, and one that no route wanted, as the page supposes."""
     dead = PlannedDelivery("sink", "sink", (), FailureClass.RECEIVER, "the receiver answered 404")
     for name, plan in (("order-1", [dead]), ("order-2", [])):
-        assert shared_api.post(event(name)).status == 202
+        # As the page posts it, which then is a duplicate.
+        [line] = re.findall(rf'^.*"event_id": "{name}".*\n', PAGE.read_text(), re.MULTILINE)
+        assert shared_api.post(line.encode()).status == 202
         with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"]) as c:
             seq = c.execute("SELECT seq FROM event WHERE event_id = %s", (name,)).fetchone()[0]
             events.route(c, [(seq, plan)])
@@ -95,6 +97,7 @@ def test_every_example_runs(prepared: Api, tmp_path: Path) -> None:
         '"action": "delete"',
     ):
         assert told in done.stdout, f"{told} is not in\n{done.stdout}"
+    assert done.stdout.count('"duplicate": true') == 2
     assert "what-the-partner-gave-us" not in done.stdout
     # Four actions on events, nine changes of the configuration and tokens, a test call.
     assert audited(prepared) == before + 14
@@ -103,7 +106,7 @@ def test_every_example_runs(prepared: Api, tmp_path: Path) -> None:
 def blocks() -> Iterator[str]:
     """The page's examples."""
     found = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == 14
+    assert len(found) == 15
     yield from found
 
 
