@@ -1,8 +1,12 @@
 """One marked call to an endpoint, on somebody's word: does it answer, and what would Madeira make of the answer?
 
 The call goes the way of every delivery: the same templates, the same signatures, the same guard over addresses, the same judge.
-It carries the header ``X-Madeira-Test``, by which a receiver can tell it from the real thing, and an event that exists nowhere
-else: nothing is stored of it but a row in the audit, written before the call is made.
+Two things tell a receiver that it is a test: the header ``X-Madeira-Test``, and the beginning of its ``webhook-id``, which the
+signature covers. Its event exists nowhere else: nothing is stored of it but a row in the audit, written before the call is made.
+
+Whoever may test an endpoint may not therefore have what it is called with: where the address comes with the event, a test
+call takes the endpoint's headers, signatures and certificate to wherever its caller says. That is for those who could change
+the endpoint's address as well.
 """
 
 import threading
@@ -20,7 +24,7 @@ from madeira.delivery.request import NotSent, OutboundRequest
 from madeira.delivery.verdict import judge
 from madeira.errors import MadeiraError, NotThere, StoreError
 from madeira.event_values import EventValues
-from madeira.records import Attempt, Claimed, Endpoint
+from madeira.records import CALLBACK_URL, Attempt, Claimed, Endpoint
 from madeira.routing.config import CALLBACK, Problems, callback, resolved
 from madeira.sealing import Sealer
 from madeira.states import ErrorCode, Outcome
@@ -48,6 +52,10 @@ _log = log.get(__name__)
 
 class Unusable(MadeiraError):
     """Raised when an endpoint cannot be called as it is configured; the message says why."""
+
+
+class Elsewhere(MadeiraError):
+    """Raised when a call would take an endpoint's credentials to an address of a caller who may not have them."""
 
 
 class Busy(MadeiraError):
@@ -106,11 +114,14 @@ class Trials:
         self._environ = environ
         self._places = threading.BoundedSemaphore(CALLS)
 
-    def call(self, name: str, trial: Trial, *, who: str, why: str | None = None) -> Tried:
+    def call(self, name: str, trial: Trial, *, who: str, why: str | None = None, anywhere: bool) -> Tried:
         """Call the endpoint `name` once, for at most its timeout.
+
+        `anywhere` says whether the caller may have the endpoint's credentials taken to an address of his choice.
 
         Raises:
             NotThere: there is no endpoint of this name.
+            Elsewhere: they would be, and he may not.
             Unusable: a secret of it cannot be opened or looked up here.
             Busy: `CALLS` calls are under way.
             StoreUnavailable: Postgres is away; nothing was called.
@@ -120,7 +131,7 @@ class Trials:
         try:
             detail: dict[str, Any] = {"event_type": trial.event_type}
             with self._database.connection() as connection:
-                endpoint = self._endpoint(connection, name)
+                endpoint = self._endpoint(connection, name, guarded=not anywhere and trial.target_uri is not None)
                 entry = audit.record(connection, who, "test", f"endpoint {name}", why, detail)
             tried = self._try(endpoint, trial)
             self._amend(entry, detail, tried.attempt)
@@ -128,12 +139,14 @@ class Trials:
         finally:
             self._places.release()
 
-    def _endpoint(self, connection: Any, name: str) -> Endpoint:
+    def _endpoint(self, connection: Any, name: str, *, guarded: bool) -> Endpoint:
         if name == CALLBACK:
             return callback()
         stored = configuration.one(connection, "endpoint", name)
         if stored is None:
             raise NotThere(f"there is no endpoint {name!r}")
+        if guarded:
+            _see_that_nothing_leaves(stored.spec)
         problems = Problems()
         found = resolved(
             "endpoint", name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems, stored=True
@@ -148,7 +161,7 @@ class Trials:
         request = None
         try:
             claim = replace(claim, body=templates.body_of(endpoint, EventValues(claim)))
-            built = requests.build(claim, endpoint, now=now)
+            built = requests.build(claim, endpoint, now=now, test=True)
             request = replace(built, headers=[*built.headers, HEADER])
             attempt = judge(self._caller.call(request, deadline_s=endpoint.timeout), endpoint)
         except TemplateFailed as e:
@@ -179,6 +192,13 @@ class Trials:
                 audit.amend(connection, entry, {**detail, **found})
         except StoreError as e:
             _log.warning("trial.not_noted", reason=str(e))
+
+
+def _see_that_nothing_leaves(spec: Mapping[str, Any]) -> None:
+    """Refuse an endpoint that calls the event's address and has something to take there."""
+    has = [field for field in ("secrets", "headers", "client_certificate") if spec.get(field)]
+    if has and spec.get("url") == CALLBACK_URL:
+        raise Elsewhere(f"a test call with a target_uri would take the endpoint's {' and '.join(has)} to that address")
 
 
 def _claim(endpoint: Endpoint, trial: Trial, now: datetime) -> Claimed:

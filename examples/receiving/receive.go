@@ -43,6 +43,10 @@ func keys(secrets string) (found [][]byte) {
 // genuine tells whether Madeira made this call, by Standard Webhooks.
 func genuine(keys [][]byte, header http.Header, body []byte) bool {
 	id, timestamp := header.Get("webhook-id"), header.Get("webhook-timestamp")
+	// A test call is signed too, and brings what somebody chose who may make one.
+	if strings.HasPrefix(id, "msg_test_") {
+		return false
+	}
 	at, err := strconv.ParseInt(timestamp, 10, 64)
 	if id == "" || err != nil || time.Since(time.Unix(at, 0)).Abs() > 5*time.Minute {
 		return false

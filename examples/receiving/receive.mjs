@@ -16,6 +16,8 @@ const known = new Set();
 function genuine(headers, body) {
   const id = headers["webhook-id"] ?? "";
   const timestamp = headers["webhook-timestamp"] ?? "";
+  // A test call is signed too, and brings what somebody chose who may make one.
+  if (id.startsWith("msg_test_")) return false;
   if (id === "" || !/^\d{1,12}$/.test(timestamp) || Math.abs(Date.now() / 1000 - Number(timestamp)) > 300) {
     return false;
   }

@@ -23,6 +23,7 @@ from madeira.client.errors import (
     Unavailable,
     UnexpectedAnswer,
     UnexpectedBody,
+    UnwantedTest,
     VerificationFailed,
 )
 from madeira.client.events import Event
@@ -49,6 +50,7 @@ __all__ = [
     "Unavailable",
     "UnexpectedAnswer",
     "UnexpectedBody",
+    "UnwantedTest",
     "VerificationFailed",
     "authenticate",
     "verify",

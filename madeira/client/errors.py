@@ -88,6 +88,13 @@ class VerificationFailed(ClientError):
     """
 
 
+class UnwantedTest(VerificationFailed):
+    """Raised when a call is Madeira's, but a test call, and `allow_tests` was not given; do nothing of what it says.
+
+    Whoever may make test calls chooses what is in them.
+    """
+
+
 class UnexpectedBody(ClientError):
     """Raised when a call is genuine, but its body is not the envelope that Madeira sends by default.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from madeira.client.errors import UnexpectedBody, VerificationFailed
+from madeira.client.errors import UnexpectedBody, UnwantedTest, VerificationFailed
 from madeira.delivery import signing
 
 
@@ -33,6 +33,11 @@ class Call:
     #: Number of this attempt, from 1; None when the header is missing. Not covered by the signature.
     attempt: int | None
 
+    @property
+    def is_test(self) -> bool:
+        """Whether it is a test call; the signature covers that."""
+        return self.webhook_id.startswith(signing.TEST_ID)
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -51,6 +56,11 @@ class Delivery:
     #: Number of this attempt, from 1; None when the header is missing. Not covered by the signature.
     attempt: int | None
 
+    @property
+    def is_test(self) -> bool:
+        """Whether it is a test call; the signature covers that."""
+        return self.webhook_id.startswith(signing.TEST_ID)
+
 
 def verify(
     headers: Mapping[str, str] | Headers,
@@ -59,19 +69,21 @@ def verify(
     *,
     tolerance_s: float = 300,
     now: float | None = None,
+    allow_tests: bool = False,
 ) -> Delivery:
     """The event that a call brings, if the call is genuine.
 
     `body` is the raw body, before anything parsed it. `secrets` are those of the endpoint, ``whsec_…`` or any other text; any
     one of them is enough. `tolerance_s` is how far the call's timestamp may be from this clock, in seconds; `now` is that
-    clock, in Unix seconds, where it is not the machine's.
+    clock, in Unix seconds, where it is not the machine's. `allow_tests` takes test calls too: what is in one is what somebody
+    chose who may make them, so do nothing where `Delivery.is_test`.
 
     Raises:
-        VerificationFailed: nothing proves that it is Madeira's; answer 401.
+        VerificationFailed: nothing proves that it is Madeira's, or it is a test call (`UnwantedTest`); answer 401.
         UnexpectedBody: it is, but the body is not Madeira's envelope; see `authenticate`.
         ValueError: a secret is empty, or is no base64 after ``whsec_``.
     """
-    call = authenticate(headers, body, secrets, tolerance_s=tolerance_s, now=now)
+    call = authenticate(headers, body, secrets, tolerance_s=tolerance_s, now=now, allow_tests=allow_tests)
     try:
         return _delivery(call, json.loads(body))
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -88,11 +100,12 @@ def authenticate(
     *,
     tolerance_s: float = 300,
     now: float | None = None,
+    allow_tests: bool = False,
 ) -> Call:
     """Prove a call to be Madeira's, whatever its body is: for endpoints with a body template. Arguments are as of `verify`.
 
     Raises:
-        VerificationFailed: nothing proves that it is Madeira's; answer 401.
+        VerificationFailed: nothing proves that it is Madeira's, or it is a test call (`UnwantedTest`); answer 401.
         ValueError: a secret is empty, or is no base64 after ``whsec_``.
     """
     keys = _keys(secrets)
@@ -107,6 +120,8 @@ def authenticate(
     if not signing.verify_standard(keys, webhook_id, timestamp, signature, body):
         which = "the secret" if len(keys) == 1 else f"any of the {len(keys)} secrets"
         raise VerificationFailed(f"no signature in webhook-signature was made of this body with {which}")
+    if not allow_tests and webhook_id.startswith(signing.TEST_ID):
+        raise UnwantedTest("the call is genuine, but only a test call: give allow_tests=True to take those too, and act on none")
     return Call(webhook_id, at, _number(found.get("x-madeira-attempt", "")))
 
 

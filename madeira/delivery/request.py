@@ -58,8 +58,8 @@ class OutboundRequest:
         return self.target.url
 
 
-def build(claim: Claimed, endpoint: Endpoint, *, now: datetime) -> OutboundRequest:
-    """Make the request for `claim`; `now` becomes its timestamp.
+def build(claim: Claimed, endpoint: Endpoint, *, now: datetime, test: bool = False) -> OutboundRequest:
+    """Make the request for `claim`; `now` becomes its timestamp. `test` says that it is a test call, which its id tells.
 
     Raises:
         NotSent: the URL cannot be called, or a template, a header or a secret of the endpoint cannot be used. No retry mends
@@ -77,19 +77,20 @@ def build(claim: Claimed, endpoint: Endpoint, *, now: datetime) -> OutboundReque
         raise NotSent(_refusal(ErrorCode.BAD_URL, str(e), _printable(url), now)) from None
     body = _body(claim)
     try:
-        headers = _headers(claim, endpoint, given, where, body, now)
+        headers = _headers(endpoint, given, where, body, now, claim, webhook_id(claim, test=test))
     except ValueError as e:
         raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e}", where.url, now)) from None
     return OutboundRequest(endpoint.method, where, headers, body, endpoint.client_certificate)
 
 
-def webhook_id(claim: Claimed) -> str:
+def webhook_id(claim: Claimed, *, test: bool = False) -> str:
     """The ``webhook-id``: the same over all attempts, takeovers and replays of a delivery.
 
     Receivers use it to recognise repetitions, so it must differ between two Madeiras too: hence the hash behind the number.
+    That of a test call has `signing.TEST_ID` for the number: the signature covers it, so that nobody can take it off.
     """
     whole = "\n".join((claim.source, claim.event_id, claim.endpoint, claim.created_at.astimezone(UTC).isoformat()))
-    return f"msg_{claim.delivery_id}_{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+    return f"{signing.TEST_ID if test else f'msg_{claim.delivery_id}_'}{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
 def check_header(name: str, value: str) -> None:
@@ -122,10 +123,15 @@ def _body(claim: Claimed) -> bytes:
 
 
 def _headers(
-    claim: Claimed, endpoint: Endpoint, given: Mapping[str, str], where: target.Target, body: bytes, now: datetime
+    endpoint: Endpoint,
+    given: Mapping[str, str],
+    where: target.Target,
+    body: bytes,
+    now: datetime,
+    claim: Claimed,
+    message_id: str,
 ) -> list[tuple[str, str]]:
     timestamp = str(int(now.timestamp()))
-    message_id = webhook_id(claim)
     headers = [
         ("Content-Type", "application/json"),
         ("User-Agent", USER_AGENT),

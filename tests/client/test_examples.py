@@ -178,15 +178,15 @@ def test_a_file_of_events_goes_as_a_batch_by_curl(built, shared_api, tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", RECEIVERS)
 def test_a_receiver_takes_what_madeira_sends_and_nothing_else(built, name):
-    """By the new secret and the old one; a repetition is answered and not taken in; a forgery is refused for good."""
+    """By the new secret and the old one; a repetition is not taken in; a forgery and a test call are refused for good."""
     with (
         listening(built(f"receiving/{name}"), f"{WHSEC} old-secret") as (address, lines),
         Caller(max_connections=1, egress=LOOPBACK) as caller,
     ):
 
-        def outcome(of_claim, *secrets: str) -> Outcome:
+        def outcome(of_claim, *secrets: str, test: bool = False) -> Outcome:
             to = replace(ENDPOINT, url=address, secrets=secrets)
-            request = build(of_claim, to, now=datetime.now(UTC))
+            request = build(of_claim, to, now=datetime.now(UTC), test=test)
             return judge(caller.call(request, deadline_s=10), to).outcome
 
         assert outcome(CLAIM, WHSEC) is Outcome.SUCCEEDED
@@ -194,6 +194,8 @@ def test_a_receiver_takes_what_madeira_sends_and_nothing_else(built, name):
         assert outcome(claim(attempt=2), "newest", "old-secret") is Outcome.SUCCEEDED
         assert outcome(CLAIM, "forged") is Outcome.PERMANENT
         assert lines().startswith("refused"), "the repetition was taken in a second time"
+        assert outcome(claim(delivery_id=1), WHSEC, test=True) is Outcome.PERMANENT
+        assert lines().startswith("refused"), "a test call was taken for a delivery"
 
 
 @contextmanager

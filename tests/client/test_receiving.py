@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from madeira.client import Call, Delivery, UnexpectedBody, VerificationFailed, authenticate, verify
+from madeira.client import Call, Delivery, UnexpectedBody, UnwantedTest, VerificationFailed, authenticate, verify
 from madeira.delivery import signing
 from madeira.delivery.request import build
 from tests.delivery.samples import CLAIM, WHSEC, claim, endpoint
@@ -55,6 +55,20 @@ def test_a_genuine_call_brings_its_event():
         webhook_id="msg_1",
         attempt=3,
     )
+
+
+@pytest.mark.parametrize("prove", [verify, authenticate])
+def test_a_test_call_is_turned_away_unless_it_is_wanted(prove):
+    """Once the signature held: what is forged is forged, whatever it is called."""
+    signature = signing.standard_signature(["right"], "msg_test_1", STAMP, BODY)
+    given = headers(webhook_id="msg_test_1", webhook_signature=signature)
+    with pytest.raises(UnwantedTest, match="only a test call"):
+        prove(given, BODY, "right", now=NOW.timestamp())
+    assert issubclass(UnwantedTest, VerificationFailed)
+    assert prove(given, BODY, "right", now=NOW.timestamp(), allow_tests=True).is_test
+    assert not prove(headers(), BODY, "right", now=NOW.timestamp(), allow_tests=True).is_test
+    with pytest.raises(VerificationFailed, match="no signature"):
+        prove(given, BODY, "wrong", now=NOW.timestamp())
 
 
 @pytest.mark.parametrize("secret", [WHSEC, "plain s\u00e9cret"], ids=["whsec", "plain"])

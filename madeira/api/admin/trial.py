@@ -36,10 +36,14 @@ class TestCall:
         asked, why = self._asked(bodies.document(req.env, optional=True))
         if not bodies.NAME.fullmatch(name):
             raise Problem(404, f"there is no endpoint {name[:64]!a}", name="unknown-endpoint")
+        role = caller.role or Role.VIEWER
         try:
-            tried = self._trials.call(name, asked, who=caller.name, why=why)
+            tried = self._trials.call(name, asked, who=caller.name, why=why, anywhere=role.suffices(Role.ADMIN))
         except NotThere as e:
             raise Problem(404, str(e), name="unknown-endpoint") from None
+        except trial.Elsewhere as e:
+            why_not = f"{e}: this needs a token with the role {Role.ADMIN}; yours has the role {role}"
+            raise Problem(403, why_not, role=role, needed=Role.ADMIN) from None
         except trial.Unusable as e:
             raise Problem(409, str(e), name="unusable") from None
         except trial.Busy as e:

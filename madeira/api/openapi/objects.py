@@ -38,6 +38,7 @@ _FORMATS: Final = {
     "body": "json-template",
     "success": "cel-of-answer",
     "filter": "cel-of-event",
+    "event_type": "event-type-pattern",
     "chain": "pem-certificates",
     "key": "pem-key",
 }
@@ -204,7 +205,9 @@ _TEST: Final = Operation(
     name="testEndpoint",
     tag="endpoints",
     summary="Call an endpoint once, and tell what came of it.",
-    text="The call carries `X-Madeira-Test: 1`; no event and no delivery is stored. It takes at most the endpoint's timeout.",
+    text="The call carries `X-Madeira-Test: 1`, and its `webhook-id` begins with `msg_test_`; no event and no delivery is "
+    "stored. It takes at most the endpoint's timeout. With a `target_uri`, an endpoint that calls the event's address and has "
+    "secrets, headers or a client certificate needs the role admin.",
     access=parts.OPERATOR,
     parameters=(shared("name"),),
     body=json_body(ref("TestCall"), required=False),
