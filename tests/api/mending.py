@@ -45,6 +45,7 @@ def register() -> None:
         ),
         "json-template": st.sampled_from(['{"id": {{ event_id | tojson }}}', "[1, 2]", "{{ payload | tojson }}"]),
         "cel-of-answer": st.sampled_from(["status == 200", "status in [200, 201] && body.code == 0"]),
+        "event-type-pattern": st.sampled_from(["*", "order.*", "order.p[ao]id", "?"]),
         "cel-of-event": st.sampled_from(["payload.amount > 100", 'source == "shop"']),
         "pem-certificates": st.just(b"".join(blob.bytes() for blob in _CERTIFICATE.cert_chain_pems).decode()),
         "pem-key": st.just(_CERTIFICATE.private_key_pem.bytes().decode()),

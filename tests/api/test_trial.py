@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from madeira import client
 from madeira.delivery.signing import verify
 from madeira.headers import is_reserved
 from madeira.states import Role
@@ -67,7 +68,8 @@ def test_a_test_call_is_a_real_call_with_a_mark(shared_api: Api, receiver: Recei
     for secret in (SECRET, CREDENTIAL, signature):
         assert secret.encode() not in reply.body
     with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"]) as c:
-        noted = c.execute("SELECT who, action, why, detail FROM audit WHERE what = %s", (f"endpoint {name}",)).fetchall()[1:]
+        statement = "SELECT who, action, why, detail FROM audit WHERE what = %s ORDER BY id"
+        noted = c.execute(statement, (f"endpoint {name}",)).fetchall()[1:]
     detail = {
         "event_type": "order.paid",
         "url": receiver.url("/order.paid"),
@@ -154,6 +156,46 @@ def test_a_wrong_field_of_a_test_call_is_named(shared_api: Api, receiver: Receiv
     assert ask(shared_api, "/v1/endpoints/nobody/test").status == 404
     assert not receiver.calls
     assert audited(shared_api) == before
+
+
+@pytest.mark.parametrize(
+    "what",
+    [{"secrets": [SECRET]}, {"headers": {"X-Key": CREDENTIAL}}, {"secrets": ["env:NOT_SET"]}],
+    ids=["secrets", "headers", "env"],
+)
+def test_only_an_admin_has_credentials_taken_to_an_address_of_his_choice(
+    shared_api: Api, receiver: Receiver, what: dict[str, Any]
+) -> None:
+    """An operator is told the role, whatever else is wrong with the endpoint; without credentials he may."""
+    operator = person(shared_api, Role.OPERATOR)
+    name = endpoint(shared_api, "{+target_uri}", **({"secrets": [], "headers": {}} | what))
+    body = {"target_uri": receiver.url("/mine"), "payload": "signed?"}
+    before = audited(shared_api)
+    refused = ask(shared_api, f"/v1/endpoints/{name}/test", body, operator)
+    assert (refused.status, refused.json["role"], refused.json["needed"]) == (403, "operator", "admin")
+    assert next(iter(what)) in refused.json["detail"]
+    assert "role admin" in refused.json["detail"]
+    assert not receiver.calls
+    assert audited(shared_api) == before
+    bare = endpoint(shared_api, "{+target_uri}", secrets=[], headers={})
+    fixed = endpoint(shared_api, receiver.url("/{event_type}"))
+    for free in (bare, "callback", fixed):
+        assert ask(shared_api, f"/v1/endpoints/{free}/test", body, operator).json["answer"]["status"] == 200
+    if "env:NOT_SET" not in what.get("secrets", []):
+        assert ask(shared_api, f"/v1/endpoints/{name}/test", body).json["answer"]["status"] == 200
+
+
+def test_a_test_call_is_known_by_what_is_signed(shared_api: Api, receiver: Receiver) -> None:
+    """The client turns it away unless it is told otherwise, and with another id it is no call of Madeira's."""
+    assert ask(shared_api, f"/v1/endpoints/{endpoint(shared_api, receiver.url('/'))}/test").status == 200
+    [call] = receiver.calls
+    with pytest.raises(client.UnwantedTest, match="allow_tests=True"):
+        client.verify(call.headers, call.body, SECRET)
+    delivery = client.verify(call.headers, call.body, SECRET, allow_tests=True)
+    assert (delivery.is_test, delivery.payload) == (True, {"test": True})
+    renamed = {name: value.replace("msg_test_", "msg_1_") for name, value in call.headers.items()}
+    with pytest.raises(client.VerificationFailed, match="no signature"):
+        client.verify(renamed, call.body, SECRET)
 
 
 def test_test_calls_hold_a_few_threads_at_most(shared_api: Api, receiver: Receiver) -> None:

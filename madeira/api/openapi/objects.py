@@ -6,6 +6,7 @@ from madeira.api.admin.bodies import MERGE_PATCH
 from madeira.api.openapi import parts
 from madeira.api.openapi.parts import (
     JSON,
+    PRINTABLE,
     Operation,
     Schema,
     array,
@@ -55,6 +56,8 @@ def _written(kind: Kind) -> Schema:
     properties = found["properties"]
     if "headers" in properties:
         properties["headers"] |= _HEADERS
+    if "routing_key" in properties:
+        properties["routing_key"] |= {"pattern": PRINTABLE}
     if "secrets" in properties:
         properties["secrets"] |= {"items": properties["secrets"]["items"] | {"pattern": r"^[^\u0000]*$"}}
     return found
