@@ -6,6 +6,7 @@ to whatever is there.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -26,8 +27,8 @@ from madeira.states import Role
 from madeira.store import endpoints
 from madeira.store.database import Database
 
-#: Digits of a version, at most.
-_MAX_DIGITS: Final = 18
+#: A version as ``If-Match`` holds it.
+_ETAG: Final = re.compile(r'(?:W/)?"?([0-9]{1,18})"?')
 
 _log = log.get(__name__)
 
@@ -171,13 +172,13 @@ def _expected(req: falcon.Request, patch: dict[str, Any]) -> tuple[int | None, l
 
 
 def _if_match(req: falcon.Request) -> int | None:
-    given = (req.get_header("If-Match") or "*").strip()
-    if given == "*":
+    given = req.get_header("If-Match")
+    if given is None or given.strip() == "*":
         return None
-    digits = given.removeprefix("W/").strip('"')
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS):
+    match = _ETAG.fullmatch(given.strip())
+    if match is None:
         raise Problem(400, 'the header If-Match must hold the ETag of what was read, such as "3", or *')
-    return int(digits)
+    return int(match[1])
 
 
 def _document(found: Shown) -> dict[str, Any]:

@@ -222,7 +222,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
         "name": "If-Match",
         "in": "header",
         "required": False,
-        "schema": text(),
+        "schema": text(pattern='^([*]|(W/)?"?[0-9]{1,18}"?)$'),
         "description": "The `ETag` (or the `version`) of what was read; when it has changed since, the answer is 412, "
         "and 400 when this is none.",
     },
