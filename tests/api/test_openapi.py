@@ -9,7 +9,10 @@ import hypothesis
 import pytest
 import requests
 import schemathesis
+from schemathesis.checks import load_all_checks
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from madeira.api import openapi, problems
@@ -23,20 +26,7 @@ EXAMPLES = 10
 
 mending.register()
 
-SCHEMA = schemathesis.openapi.from_dict(
-    openapi.document(),
-    # Whatever says that the client is wrong, also that a text is too large to be read.
-    config=schemathesis.Config.from_dict(
-        {
-            "checks": {
-                # Whatever says that the client is wrong, also that a text is too large to be read.
-                "negative_data_rejection": {"expected-statuses": ["4xx"]},
-                # A version that is none of the present is well-formed.
-                "positive_data_acceptance": {"expected-statuses": ["2xx", "401", "403", "404", "409", "412", "429"]},
-            }
-        }
-    ),
-)
+OPERATIONS = [o["operationId"] for item in openapi.document()["paths"].values() for o in item.values()]
 
 
 class Signature(requests.auth.AuthBase):
@@ -62,6 +52,24 @@ def credentials(case: schemathesis.Case) -> requests.auth.AuthBase | None:
     if case.meta is not None and case.meta.is_negative_at(ParameterLocation.HEADER):
         return None
     return Signature() if case.operation.definition.raw["operationId"] in ("postEvent", "postBatch") else Bearer()
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    """The description, with what our answers mean."""
+    return schemathesis.openapi.from_dict(
+        openapi.document(),
+        config=schemathesis.Config.from_dict(
+            {
+                "checks": {
+                    # Whatever says that the client is wrong, also that a text is too large to be read.
+                    "negative_data_rejection": {"expected-statuses": ["4xx"]},
+                    # A version that is none of the present is well-formed.
+                    "positive_data_acceptance": {"expected-statuses": ["2xx", "401", "403", "404", "409", "412", "429"]},
+                }
+            }
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +99,13 @@ def test_every_address_is_described_and_every_description_has_its_address() -> N
     assert served == described
 
 
-def test_the_description_is_valid_and_served_as_it_is(shared_api: Api) -> None:
+def test_the_description_is_valid_and_served_as_it_is(shared_api: Api, schema: Any) -> None:
     """To everybody; valid by OpenAPI's own schema; each name of an operation stands there once."""
     reply = shared_api.get("/openapi.json")
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     assert reply.json == openapi.document()
     assert reply.json["openapi"].startswith("3.1")
-    SCHEMA.validate()
+    schema.validate()
     names = [o["operationId"] for item in reply.json["paths"].values() for o in item.values()]
     assert len(names) == len(set(names))
 
@@ -121,19 +129,30 @@ def _references(part: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-@SCHEMA.parametrize()
-@hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
-def test_the_server_does_what_the_description_says(
-    case: schemathesis.Case, described_api: Api, session: requests.Session
-) -> None:
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_server_does_what_the_description_says(name: str, schema: Any, described_api: Api, session: requests.Session) -> None:
     """For good and bad requests: statuses, media types and bodies as described, nothing wrong accepted, nothing right refused,
     nobody let in without credentials, and no error inside."""
-    if case.meta is not None and case.meta.generation.mode.is_positive:
-        mending.mend(case)
     url = f"http://127.0.0.1:{described_api.port}"
-    # Of a batch every text is well-formed: what is wrong with its lines is told in the answer.
-    excluded = [negative_data_rejection] if case.path == "/v1/events/batch" else []
-    case.call_and_validate(base_url=url, session=session, auth=credentials(case), timeout=20, excluded_checks=excluded)
+
+    @hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    def check(case: schemathesis.Case) -> None:
+        if case.meta is not None and case.meta.generation.mode.is_positive:
+            mending.mend(case)
+        # Of a batch every text is well-formed: what is wrong with its lines is told in the answer.
+        excluded = [negative_data_rejection] if case.path == "/v1/events/batch" else []
+        case.call_and_validate(base_url=url, session=session, auth=credentials(case), timeout=20, excluded_checks=excluded)
+
+    # What the package's own `parametrize` does for every operation when tests are collected, which each process does: making
+    # the cases takes as long as many tests.
+    load_all_checks()
+    build_operation_test(
+        config=schema.config,
+        operation=schema.find_operation_by_id(name),
+        test_func=check,
+        given_kwargs={},
+        feedback=FeedbackSources(),
+    )()
 
 
 def test_problem_types_are_stable_names() -> None:
