@@ -13,6 +13,7 @@ from madeira import __version__
 from madeira.cli.apply import apply, export
 from madeira.cli.cancel import cancel
 from madeira.cli.doctor import doctor
+from madeira.cli.endpoints import endpoints
 from madeira.cli.events import events, trace
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
@@ -84,6 +85,7 @@ for command in (
     cancel,
     reconcile,
     token,
+    endpoints,
     doctor,
 ):
     main.add_command(command)

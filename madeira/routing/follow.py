@@ -10,6 +10,7 @@ else unusable: it is logged once, and stands in `Rules.unusable`.
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -187,7 +188,7 @@ class _Maker:
                 one = known if known is not None and known[0].spec == stored.spec else (stored, *self._make(stored))
                 made[kind, stored.name] = one
                 if one[1] is not None:
-                    records[kind][stored.name] = one[1]
+                    records[kind][stored.name] = _held(one[1], stored.state)
                 if one[2]:
                     unusable[f"{kind}/{stored.name}"] = one[2]
         self._made = made
@@ -210,6 +211,13 @@ class _Maker:
             return made, ""
         reason = "; ".join(f"{p.field}: {p.detail}" for p in problems.found)
         return (_without_secrets(stored) if stored.kind == "endpoint" else None), reason
+
+
+def _held(made: Record, state: str) -> Record:
+    """The record of an object, with what says whether somebody holds it."""
+    if state == "active" or not isinstance(made, Endpoint):
+        return made
+    return replace(made, hold="paused" if state == "paused" else "disabled")
 
 
 def _without_secrets(stored: Stored) -> Record | None:

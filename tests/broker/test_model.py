@@ -53,6 +53,7 @@ HAPPENINGS: Final[dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]]] = {
     "beat": (1, {"name": names}),
     "fall_silent": (1, {"pick": picks, "returns": st.booleans()}),
     "lose_the_index": (1, {}),
+    "hold": (1, {"name": st.sampled_from(["cap", "slow"]), "hold": st.sampled_from(["", "", "paused", "disabled"])}),
     "let_time_pass": (1, {}),
 }
 happenings = st.sampled_from([name for name, (weight, _) in HAPPENINGS.items() for _ in range(weight)]).flatmap(
@@ -133,7 +134,7 @@ class Machine(RuleBasedStateMachine):
         assert self.queues.rebuild_begin("n")
         assert self.queues.rebuild_commit("n")
         self.queues.set_lanes([lane("free"), lane("cap", concurrency=CAP)])
-        self.queues.run("lanes", DELIVER, "slow", 1, GAP_MS, 0, 1000, 40_000)
+        self.queues.run("lanes", DELIVER, "slow", 1, GAP_MS, 0, 1000, 40_000, "", 0, 0)
         self.players = {name: Player(self.queues, name, threads=1000) for name in ("p", "q", "r")}
         self.suspects = {name: set() for name in self.players}
         for name in self.players:
