@@ -55,12 +55,19 @@ local function open_breaker(lane, known, hold, why, of, bad)
   return b
 end
 
+-- Adds to a number of a hash; one that is none, or another type of key, goes.
+local function add(key, field, by)
+  local n = redis.pcall('HINCRBY', key, field, by)
+  if type(n) == 'number' and n > 0 and n < 1e9 then return n end
+  redis.call('DEL', key)
+  return redis.call('HINCRBY', key, field, by)
+end
+
 -- Counts a verdict; `weight` of it are failures (0: none). Returns verdicts and failures of the last minute, and failures in
 -- a row; nothing when it was none.
 local function count_verdict(lane, weight)
   local key, slice = pace_key(lane, 'verdicts'), math.floor(now / SLICE)
-  sound(key, 'hash')
-  if redis.call('HINCRBY', key, 'n' .. slice, math.max(1, weight)) <= 2 then
+  if add(key, 'n' .. slice, math.max(1, weight)) <= 2 then
     -- A slice begins: what is older than the window goes.
     for _, field in ipairs(redis.call('HKEYS', key)) do
       local k = tonumber(string.match(field, '^[nf](%d+)$'))
@@ -72,14 +79,16 @@ local function count_verdict(lane, weight)
     redis.call('HDEL', key, 'row')
     return nil
   end
-  redis.call('HINCRBY', key, 'f' .. slice, weight)
-  local row = redis.call('HINCRBY', key, 'row', 1)
+  add(key, 'f' .. slice, weight)
+  local row = add(key, 'row', 1)
+  redis.call('PEXPIRE', key, SLICE * (SLICES + 1))
   local n, f = 0, 0
   local all = redis.call('HGETALL', key)
   for i = 1, #all, 2 do
     local kind, k = string.match(all[i], '^([nf])(%d+)$')
     if k and tonumber(k) > slice - SLICES then
-      if kind == 'n' then n = n + tonumber(all[i + 1]) else f = f + tonumber(all[i + 1]) end
+      local count = number(all[i + 1]) or 0
+      if kind == 'n' then n = n + count else f = f + count end
     end
   end
   return n, f, row
