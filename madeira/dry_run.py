@@ -2,8 +2,8 @@
 
 Nothing is stored or sent. There is no second way of doing it: routes are matched by `madeira.routing.rules`, requests are made
 by `madeira.delivery.request`, answers are judged by `madeira.delivery.verdict` and `madeira.retry`, as for a real event. What
-differs is only what a real delivery gets from its row: its number (and so ``webhook-id`` and the span in ``traceparent``), and the
-time.
+differs is only what a real delivery gets from its row, its number (and so ``webhook-id`` and the span in ``traceparent``), and
+the time.
 
 `document` is for showing. It hides what the configuration keeps secret, and the signatures too: whoever may ask for a dry run
 must not get a body of his choice signed.
@@ -202,7 +202,7 @@ def _delivery_document(run: DryRun, delivery: DeliveryReport) -> dict[str, Any]:
         "endpoint": plan.endpoint,
         "lane": plan.lane,
         "routes": list(plan.routes),
-        "request": None if delivery.request is None else _request_document(run, delivery.request, delivery.endpoint),
+        "request": None if delivery.request is None else request_document(run.event, delivery.request, delivery.endpoint),
         "error": delivery.error,
         "failure_class": plan.failure_class,
         "note": plan.last_error if plan.failure_class is None else None,
@@ -210,16 +210,17 @@ def _delivery_document(run: DryRun, delivery: DeliveryReport) -> dict[str, Any]:
     }
 
 
-def _request_document(run: DryRun, made: OutboundRequest, endpoint: Endpoint) -> dict[str, Any]:
+def request_document(event: RoutableEvent | Claimed, made: OutboundRequest, endpoint: Endpoint) -> dict[str, Any]:
+    """A request for `event` as JSON values, without anything that is secret."""
     return {
         "method": made.method,
         "url": made.url,
-        "headers": [[name, _shown(name, value, endpoint, run.event)] for name, value in made.headers],
+        "headers": [[name, _shown(name, value, endpoint, event)] for name, value in made.headers],
         "body": made.body.decode(),
     }
 
 
-def _shown(name: str, value: str, endpoint: Endpoint, event: RoutableEvent) -> str:
+def _shown(name: str, value: str, endpoint: Endpoint, event: RoutableEvent | Claimed) -> str:
     if name in endpoint.headers:
         return _shown_template(endpoint.headers[name], EventValues(event))
     return HIDDEN if name.lower() in _SIGNATURES or name.lower() == "authorization" else value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from madeira import ids, log, templates
+from madeira import dry_run, ids, log, templates
 from madeira.delivery import request as requests
 from madeira.delivery.answer import CallFailed
 from madeira.delivery.client import Caller
@@ -43,9 +43,6 @@ SOURCE: Final = "madeira test"
 #: Test calls that a process makes at a time: each holds a thread until its receiver has answered.
 CALLS: Final = 4
 
-#: What stands for a credential where a request is shown.
-_HIDDEN: Final = "hidden"
-
 _log = log.get(__name__)
 
 
@@ -75,6 +72,7 @@ class Trial:
 class Tried:
     """What came of it."""
 
+    event: Claimed
     #: None when no request could be made.
     request: OutboundRequest | None
     attempt: Attempt
@@ -87,18 +85,11 @@ class Tried:
         if a.status_code is not None:
             answer = {"status": a.status_code, "excerpt": a.excerpt.decode("utf-8", "replace"), "length": a.length}
         return {
-            "request": self._request() if self.request else None,
+            "request": dry_run.request_document(self.event, self.request, self.endpoint) if self.request else None,
             "answer": answer,
             "verdict": {"outcome": a.outcome, "error_code": a.error_code, "reason": a.reason},
             "duration_s": round(a.duration_s, 6),
         }
-
-    def _request(self) -> dict[str, Any]:
-        request = self.request
-        assert request is not None
-        private = {"authorization"} | {name.lower() for name in self.endpoint.headers}
-        headers = {name: _HIDDEN if name.lower() in private else value for name, value in request.headers}
-        return {"method": request.method, "url": request.url, "headers": headers, "body": request.body.decode("utf-8", "replace")}
 
 
 class Trials:
@@ -144,7 +135,9 @@ class Trials:
         if stored is None:
             raise NotThere(f"there is no endpoint {name!r}")
         problems = Problems()
-        found = resolved("endpoint", name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems)
+        found = resolved(
+            "endpoint", name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems, stored=True
+        )
         if not isinstance(found, Endpoint):
             raise Unusable(f"endpoint {name}: " + "; ".join(f"{p.field}: {p.detail}" for p in problems.found))
         return found
@@ -171,7 +164,7 @@ class Trials:
             attempt = refusal.attempt
         except CallFailed as failed:
             attempt = judge(failed, endpoint)
-        return Tried(request, attempt, endpoint)
+        return Tried(claim, request, attempt, endpoint)
 
     def _amend(self, entry: int, detail: Mapping[str, Any], attempt: Attempt) -> None:
         """Add what came of it to the row in the audit; the call was made, so its answer is told even if that fails."""

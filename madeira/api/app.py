@@ -15,6 +15,7 @@ from madeira import log
 from madeira.api import health, openapi, problems
 from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
+from madeira.api.admin.dry_run import DryRun, NewestRules
 from madeira.api.admin.lanes import ACTIONS, Hold
 from madeira.api.admin.objects import Object, Objects
 from madeira.api.admin.tokens import Token, Tokens
@@ -85,6 +86,7 @@ def create(
     egress: Egress,
     configurator: Configurator,
     trials: Trials,
+    rules: NewestRules,
     max_body: int,
     admin_token: str,
 ) -> "falcon.App[falcon.Request, falcon.Response]":
@@ -119,6 +121,7 @@ def create(
         api.add_route(f"/v1/{kind}s", Objects(auth=auth, configurator=configurator, kind=kind))
         api.add_route(f"/v1/{kind}s/{{name}}", Object(**acting, configurator=configurator, kind=kind))
     api.add_route("/v1/endpoints/{name}/test", TestCall(auth=auth, trials=trials, egress=egress))
+    api.add_route("/v1/dry-run", DryRun(auth=auth, rules=rules, egress=egress))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
     api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
@@ -204,6 +207,7 @@ class Application:
             egress=egress,
             configurator=Configurator(database=database, sealer=Sealer(s.secret_key), egress=egress),
             trials=self._trials(database, egress, s),
+            rules=NewestRules(database=database, sealer=Sealer(s.secret_key), followed=lambda: rules.current),
             max_body=s.max_body,
             admin_token=s.admin_token,
         )

@@ -1,118 +1,131 @@
-"""`madeira endpoints`: lists them with the state of their lanes, holds them and lets them go.
+"""`madeira endpoints`: lists and shows endpoints, and calls one for a test."""
 
-Straight in Postgres, as the API does it, so that a receiver can be spared also where no API runs.
-"""
-
+import json
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from madeira.broker.queues import Queues
-from madeira.cli.acting import REDIS_S, reason_option, refusals, tell, who
-from madeira.cli.common import configure_log, database, json_option, load, print_json
-from madeira.errors import BrokerUnavailable
-from madeira.lanes import LaneState
-from madeira.lanes.state import STATES, hold_of
-from madeira.settings import Settings
-from madeira.store import holding
-from madeira.store.holding import Action
+from madeira.cli.common import configurator, configure_log, database, json_option, load, person, print_json
+from madeira.cli.listen import one_line
+from madeira.delivery.client import Caller
+from madeira.egress import Egress
+from madeira.routing.config import CALLBACK, callback
+from madeira.routing.manage import Shown
+from madeira.sealing import Sealer
+from madeira.store import endpoints as store
+from madeira.strict_json import NotStrictJson, parse
+from madeira.trial import EVENT_TYPE, PAYLOAD, Trial, Trials
+
+#: Columns of a table that goes into a file or to another program.
+_WIDTH = 160
 
 
 @click.group()
 def endpoints() -> None:
-    """List endpoints; pause, resume, disable or enable them."""
+    """Look at endpoints, and try them."""
 
 
 @endpoints.command("list")
 @json_option
-def listed(as_json: bool) -> None:
-    """List the endpoints, whether they are held, and how their lanes are."""
-    values = load()
-    configure_log(values)
-    with database(values) as db, db.connection() as conn:
-        states = holding.states(conn)
-    lanes = _lanes(values, sorted(states))
-    rows = [{"endpoint": name, "state": states[name]} | lanes.get(name, {}) for name in sorted(states)]
+def list_endpoints(as_json: bool) -> None:
+    """List the endpoints."""
+    with configurator(load()) as found:
+        listed = found.list("endpoint")
     if as_json:
-        print_json(rows)
+        print_json([_document(one) for one in listed])
         return
-    table = Table(box=None)
-    for column in ("endpoint", "state", "lane", "waiting", "under way"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(row["endpoint"], row["state"], *(str(row.get(k, "?")) for k in ("lane", "waiting", "under_way")))
-    Console().print(table)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in ("name", "method", "url", "rate", "concurrency", "timeout"):
+        table.add_column(column, overflow="fold")
+    defaults = callback()
+    for one in listed:
+        d = one.document
+        limits = (d.get("rate", "not limited"), d.get("concurrency", defaults.concurrency), d.get("timeout", defaults.timeout))
+        table.add_row(one.name, d.get("method", defaults.method), Text(one_line(d["url"])), *(str(limit) for limit in limits))
+    _console().print(table)
 
 
-def _lanes(values: Settings, names: list[str]) -> dict[str, dict[str, Any]]:
-    """How the lanes of endpoints are; nothing where Redis cannot tell."""
-    if not values.redis_url:
-        return {}
-    queues = Queues(redis_url=values.redis_url, namespace=values.namespace, timeout_s=REDIS_S)
+@endpoints.command()
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show an endpoint, without its secrets, and how many of its deliveries are unfinished."""
+    values = load()
+    with configurator(values) as found:
+        document = _document(found.get("endpoint", name))
+    with database(values) as db, db.connection() as conn:
+        document["unfinished"] = store.unfinished(conn, name)
+    if as_json:
+        print_json(document)
+        return
+    for field, value in document.items():
+        text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+        _console().print(Text.assemble((f"{field:<18}", "dim"), one_line(text)), soft_wrap=True)
+
+
+@endpoints.command()
+@click.argument("name")
+@click.option("--type", "event_type", default=EVENT_TYPE, show_default=True, help="Type of the event that is sent.")
+@click.option("--payload", default=PAYLOAD, show_default=True, help="Its payload, as JSON.")
+@click.option("--target-uri", help="The address to call, for an endpoint that calls the one of the event.")
+@click.option("--reason", help="Why, for the audit.")
+@json_option
+def test(name: str, event_type: str, payload: str, target_uri: str | None, reason: str | None, as_json: bool) -> None:
+    """Call an endpoint once, and tell what came of it.
+
+    The call is marked by the header X-Madeira-Test; no event is stored. The command fails when the endpoint did.
+    """
     try:
-        return {name: _lane(queues.lane_states(queues.lanes_of(name))) for name in names}
-    except BrokerUnavailable as e:
-        click.echo(f"the lanes are not known: {e}", err=True)
-        return {}
-    finally:
-        queues.close()
-
-
-def _lane(states: list[LaneState]) -> dict[str, Any]:
-    worst = min(states, key=lambda s: STATES.index(s.name))
-    waiting = sum(s.fresh + s.retry + s.replay for s in states)
-    return {"lane": worst.name, "waiting": waiting, "under_way": sum(s.under_way for s in states)}
-
-
-@endpoints.command()
-@click.argument("name")
-@reason_option
-@json_option
-def pause(name: str, reason: str, as_json: bool) -> None:
-    """Hold an endpoint: what waits for it stays in its place."""
-    _change(name, "pause", reason, as_json)
-
-
-@endpoints.command()
-@click.argument("name")
-@click.option("--reason", help="Why; it stands in the audit.")
-@json_option
-def resume(name: str, reason: str | None, as_json: bool) -> None:
-    """Let a paused endpoint go on."""
-    _change(name, "resume", reason, as_json)
-
-
-@endpoints.command()
-@click.argument("name")
-@reason_option
-@json_option
-def disable(name: str, reason: str, as_json: bool) -> None:
-    """Hold an endpoint that is not to be called until it is mended."""
-    _change(name, "disable", reason, as_json)
-
-
-@endpoints.command()
-@click.argument("name")
-@click.option("--reason", help="Why; it stands in the audit.")
-@json_option
-def enable(name: str, reason: str | None, as_json: bool) -> None:
-    """Let a disabled endpoint go on."""
-    _change(name, "enable", reason, as_json)
-
-
-def _change(name: str, action: Action, reason: str | None, as_json: bool) -> None:
+        parse(payload.encode("utf-8", "surrogateescape"))
+    except NotStrictJson as e:
+        raise click.BadParameter(f"not strict JSON: {e}", param_hint="--payload") from None
+    if name == CALLBACK and target_uri is None:
+        raise click.UsageError(f"the endpoint {CALLBACK} calls the address that comes with the event: give --target-uri")
     values = load()
     configure_log(values)
-    with database(values) as db, refusals(), db.connection() as conn:
-        changed = holding.change(conn, name, action, who=who(), why=reason)
-    if changed is None:
-        raise click.ClickException(f"there is no endpoint {name} that could be held")
-    now, version = changed.now, changed.version
-    if version is not None:
-        tell(values, lambda queues: queues.hold(name, version, hold_of(now.state)))
+    egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
+    with database(values) as db, Caller(max_connections=1, egress=egress) as caller:
+        trials = Trials(database=db, sealer=Sealer(values.secret_key), caller=caller)
+        tried = trials.call(name, Trial(event_type, payload, target_uri=target_uri), who=person(), why=reason)
+    told = tried.shown()
     if as_json:
-        print_json({"endpoint": name, "state": now.state, "reason": now.reason, "by": now.by, "changed": version is not None})
+        print_json({"endpoint": name} | told)
     else:
-        click.echo(f"endpoint {name} is {now.state}" + ("" if version is not None else " already"))
+        _print(told)
+    if told["verdict"]["outcome"] != "succeeded":
+        raise click.exceptions.Exit(1)
+
+
+def _print(told: dict[str, Any]) -> None:
+    if told["request"]:
+        print_request(told["request"])
+    if told["answer"]:
+        answer = told["answer"]
+        click.echo(f"\nanswer {answer['status']} after {told['duration_s']:.3f} s, {answer['length']} bytes")
+        if answer["excerpt"]:
+            click.echo(f"  {one_line(answer['excerpt'])}")
+    verdict = told["verdict"]
+    reason = ": ".join(one_line(part) for part in (verdict["error_code"], verdict["reason"]) if part)
+    click.echo(f"\n{verdict['outcome']}{f' ({reason})' if reason else ''}")
+
+
+def print_request(request: dict[str, Any], indent: str = "") -> None:
+    """Print a request as it is shown."""
+    click.echo(f"{indent}{request['method']} {one_line(request['url'])}")
+    for name, value in request["headers"]:
+        click.echo(f"{indent}  {name}: {one_line(value)}")
+    click.echo(f"{indent}  {one_line(request['body'])}")
+
+
+def _document(found: Shown) -> dict[str, Any]:
+    return {"name": found.name, **found.document, "version": found.version, "updated_at": found.updated_at}
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console

@@ -13,8 +13,10 @@ from madeira import __version__
 from madeira.cli.apply import apply, export
 from madeira.cli.cancel import cancel
 from madeira.cli.doctor import doctor
+from madeira.cli.dry_run import dry_run
 from madeira.cli.endpoints import endpoints
 from madeira.cli.events import events, trace
+from madeira.cli.holding import COMMANDS as HOLDING
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
 from madeira.cli.operate import migrate, reconcile
@@ -69,6 +71,9 @@ def main() -> None:
     """
 
 
+for command in HOLDING:
+    endpoints.add_command(command)
+
 for command in (
     up,
     migrate,
@@ -86,6 +91,7 @@ for command in (
     reconcile,
     token,
     endpoints,
+    dry_run,
     doctor,
 ):
     main.add_command(command)

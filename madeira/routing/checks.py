@@ -31,7 +31,9 @@ def url() -> Value:
 
     def check(value: Any, how: How) -> str:
         found = values.as_text(value, target.MAX_URL)
-        if found == CALLBACK_URL:
+        if found == CALLBACK_URL or how.stored:
+            # Were one that is stored no URL after all, each attempt would say so, on record; an endpoint that cannot be
+            # used at all would only let its deliveries wait.
             return found
         if not found.isprintable() or " " in found:
             raise Wrong("holds a space or a control character")

@@ -194,11 +194,19 @@ def _retry(table: Mapping[str, Any]) -> RetryPolicy:
 
 
 def resolved(
-    kind: Kind, of: str, spec: Mapping[str, Any], *, sealer: Sealer, environ: Mapping[str, str] | None, problems: Problems
+    kind: Kind,
+    of: str,
+    spec: Mapping[str, Any],
+    *,
+    sealer: Sealer,
+    environ: Mapping[str, str] | None,
+    problems: Problems,
+    stored: bool = False,
 ) -> Record | None:
     """The record of an object, with its secrets opened and looked up; None, and what is wrong, when that is impossible.
 
-    `environ` is where ``env:NAME`` is looked up; the process's environment when absent.
+    `environ` is where ``env:NAME`` is looked up; the process's environment when absent. `stored` says that `spec` is from the
+    database.
     """
     before = len(problems.found)
     opened = secrets.opened(kind, spec, sealer, problems.add, {})
@@ -212,7 +220,7 @@ def resolved(
             problems.add(str(place), f"the environment variable {text.removeprefix(ENV_PREFIX)} is not set in this process")
             return text
 
-    found = canonical(kind, of, secrets.changed(kind, opened, look_up), How(resolved=True), problems)
+    found = canonical(kind, of, secrets.changed(kind, opened, look_up), How(resolved=True, stored=stored), problems)
     return record(kind, of, found) if len(problems.found) == before else None
 
 

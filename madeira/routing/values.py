@@ -55,6 +55,8 @@ class How:
 
     #: Whether secrets are the secrets themselves; else ``env:NAME`` is a reference, which cannot be looked into.
     resolved: bool = False
+    #: Whether the value is from the database, and was checked when it was saved.
+    stored: bool = False
     #: Why a host may not be called; None when it may.
     refusal_of_host: Callable[[str], str | None] = lambda _host: None
 

@@ -80,7 +80,7 @@ def mend(case: schemathesis.Case) -> None:
         case.headers["If-Match"] = "*"
     if name == "deleteEndpoint":
         case.query["reason"] = "tidied up"
-    if name.startswith(("create", "update", "postEvent")) and isinstance(case.body, dict):
+    if name.startswith(("create", "update", "postEvent", "dryRun")) and isinstance(case.body, dict):
         case.body = _mended(name, case.body)
 
 

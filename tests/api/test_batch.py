@@ -249,3 +249,16 @@ def test_a_batch_is_accepted_while_redis_is_away(serve: Callable[..., Api], data
     api = serve(database_url, own_redis.url).start()
     own_redis.kill()
     assert send(api, lines(*fresh(450))).json["accepted"] == 450
+
+
+def test_what_the_store_will_not_take_is_rejected_alone(api: Api) -> None:
+    """An event that Postgres refuses spoils none of those that were to be committed with it; the log tells the cause."""
+    with psycopg.connect(api.database_url, autocommit=True) as c:
+        c.execute("ALTER TABLE event ADD CONSTRAINT none_of_these CHECK (event_type <> 'refused')")
+    bodies = fresh(5)
+    bodies[2] = event("refused", event_type="refused")
+    told = send(api, lines(*bodies)).json
+    assert (told["accepted"], told["duplicates"]) == (4, 0)
+    assert [(r["line"], r["type"], r["event_id"]) for r in told["rejected"]] == [(3, "internal", "refused")]
+    assert rows(api.database_url) == 4
+    assert "none_of_these" in api.log.read_text()

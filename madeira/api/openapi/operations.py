@@ -44,6 +44,18 @@ _TOKENS: Final = (
     ),
 )
 
+_DRY_RUN: Final = Operation(
+    method="post",
+    path="/v1/dry-run",
+    name="dryRun",
+    tag="dry-run",
+    summary="Tell what would become of an event; nothing is stored or sent.",
+    access=parts.VIEWER,
+    body=json_body(ref("DryRun")),
+    answers={200: ("What would become of it.", ref("DryRunReport"))},
+    problems=(415, 422),
+)
+
 _RECORDS: Final = (
     Operation(
         method="get",
@@ -115,4 +127,4 @@ _MACHINES: Final = (
     ),
 )
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*EVENTS, *OBJECTS, *_TOKENS, *_RECORDS, *_MACHINES)
+OPERATIONS: Final[tuple[Operation, ...]] = (*EVENTS, *OBJECTS, _DRY_RUN, *_TOKENS, *_RECORDS, *_MACHINES)

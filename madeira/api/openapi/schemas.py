@@ -275,8 +275,63 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "OutboundRequest": obj(
         method=text(),
         url=text(),
-        headers={"type": "object", "additionalProperties": text(), "description": "Credentials are `hidden`."},
+        headers={
+            "type": "array",
+            "items": {"type": "array", "items": text(), "minItems": 2, "maxItems": 2},
+            "description": "Name and value of each, in their order. Credentials and signatures are `***`.",
+        },
         body=text(),
+    ),
+    "DryRun": obj(
+        {
+            **{
+                name: value for name, value in _NEW_EVENT["properties"].items() if name not in ("source", "event_type", "payload")
+            },
+            "response": obj(
+                {
+                    "headers": {"type": "object", "additionalProperties": text()},
+                    "body": text("As it comes over the wire."),
+                },
+                status={"type": "integer", "minimum": 100, "maximum": 999},
+            ),
+        },
+        source=NAME,
+        event_type=_EVENT_TYPE,
+        payload=_NEW_EVENT["properties"]["payload"],
+    ),
+    "DryRunReport": obj(
+        status=words("unrouted", "dead", "delivering", about="What the event would be after its routing."),
+        routes=array(
+            obj(
+                name=text(),
+                endpoint=text(),
+                matches=flag(),
+                failed=flag("Whether its filter failed: the delivery would be dead."),
+                reason=nullable(text("Why it does not match.")),
+            )
+        ),
+        deliveries=array(
+            obj(
+                endpoint=text(),
+                lane=text(),
+                routes=array(text()),
+                request=nullable(ref("OutboundRequest")),
+                error=nullable(text("Why there is no request.")),
+                failure_class=nullable(words(*FailureClass)),
+                note=nullable(text()),
+                verdict=nullable(
+                    obj(
+                        outcome=words(*Outcome),
+                        error_code=nullable(text()),
+                        reason=nullable(text()),
+                        status=words(*DeliveryStatus),
+                        retry_in_s=nullable(number("Without the random addition.")),
+                        counts=flag("Whether it counts against `max_attempts`."),
+                        failure_class=nullable(words(*FailureClass)),
+                    )
+                ),
+            )
+        ),
     ),
     "Verdict": obj(outcome=words(*Outcome), error_code=nullable(text()), reason=nullable(text())),
     "Runs": obj(
