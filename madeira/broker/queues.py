@@ -374,7 +374,7 @@ class Queues:
 
     def hold(self, endpoint: str, version: int, hold: Hold) -> None:
         """Hold the lanes of an endpoint, or let them go, at once; `version` is that of the configuration that says so."""
-        self.run("hold", DELIVER, endpoint, SEPARATOR, version, hold)
+        self.run("hold", DELIVER, endpoint, version, hold)
 
     def lanes(self) -> list[str]:
         """The lanes in which something waits."""

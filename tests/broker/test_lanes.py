@@ -86,6 +86,19 @@ def test_what_is_held_and_told_once_more_by_older_settings_stays_held(queues: Qu
     assert player.take() == ["1:1:a"]
 
 
+def test_a_lane_without_settings_is_held_too_whoever_writes_them_meanwhile(queues: Queues) -> None:
+    """A callback lane, and one of an endpoint that nobody has called yet."""
+    queues.hold("a", 5, "paused")
+    queues.hold("a", 4, "")
+    ensure(queues, 1)
+    ensure(queues, 2, of="a@host:8080")
+    queues.set_lanes([lane("a", version=4), lane("a@host:8080", version=4)])
+    player = Player(queues, "p")
+    assert player.take(room=9) == []
+    queues.set_lanes([lane("a", version=6), lane("a@host:8080", version=6)])
+    assert sorted(player.take(room=9)) == ["1:1:a", "2:2:a@host:8080"]
+
+
 def test_all_lanes_of_an_endpoint_are_held_at_once_and_those_of_its_namesakes_are_not(queues: Queues) -> None:
     names = ["cb@one.example", "cb@two.example:81", "cbx@one.example", "cbx"]
     queues.set_lanes([lane(name) for name in names])

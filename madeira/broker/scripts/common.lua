@@ -16,11 +16,12 @@
 --   <queue>:stumbles, :losses   hash  key -> times in a row it was given up without a verdict / its holder was gone
 --   <queue>:msgs, :XQ, :XQ.msgs the bodies of ordinary messages, and those that were rejected
 --   lane:<lane>:cfg             hash  gap (ms between two grants, 0: none), credit (ms), cap, lease (ms), version,
---                                     hold ('', 'paused', 'disabled'), told (version of a hold that was told by itself),
+--                                     hold ('', 'paused', 'disabled'),
 --                                     broken (ms that the breaker stays open at first, 0: there is none), longest (ms)
 --   lane:<lane>:tat             string  time of the next token (ms), and the grant that took the last one
 --   lane:<lane>:places          zset  token -> until (ms); and `-`, the mark that none is missing
 --   lane:<lane>:until           string  time (ms) until which the receiver asked to be left alone
+--   hold:<endpoint>             string  "version hold": what was told ahead of the settings, for a minute
 --   lane:<lane>:slot            string  how many turns the lines of a lane have had
 --   lane:<lane>:verdicts, lane:<lane>:breaker   see breaker.lua
 --
@@ -189,15 +190,22 @@ local SETTINGS_TTL = 60000
 local function read_settings(lane)
   local left = redis.call('PTTL', pace_key(lane, 'cfg'))
   if left < 0 or left > SETTINGS_TTL then return nil end
-  local found = redis.pcall('HMGET', pace_key(lane, 'cfg'), 'gap', 'credit', 'cap', 'lease', 'version', 'hold', 'told',
-    'broken', 'longest')
+  local found = redis.pcall('HMGET', pace_key(lane, 'cfg'), 'gap', 'credit', 'cap', 'lease', 'version', 'hold', 'broken',
+    'longest')
   local cfg = {gap = number(found[1]), credit = number(found[2]), cap = number(found[3]), lease = number(found[4]),
-               version = number(found[5]), hold = found[6], told = number(found[7]) or 0, broken = number(found[8]),
-               longest = number(found[9])}
+               version = number(found[5]), hold = found[6], broken = number(found[7]), longest = number(found[8])}
   if cfg.gap and cfg.credit and cfg.cap and cfg.lease and cfg.version and cfg.hold and cfg.broken and cfg.longest then
     return cfg
   end
   return nil
+end
+
+-- Whether an endpoint is held, as somebody told ahead of its settings, and by which version; nothing when nobody did.
+local function told_hold(endpoint)
+  local value = redis.pcall('GET', P .. 'hold:' .. endpoint)
+  if type(value) ~= 'string' then return nil end
+  local version, hold = string.match(value, '^(%d+) (%a*)$')
+  return tonumber(version), hold
 end
 
 -- The name of the list of a lane's places; anything but a list is removed.
