@@ -437,7 +437,7 @@ def _reason(error: Exception, words: frozenset[str]) -> str:
     if isinstance(error, KeyError):
         # A key may have been computed from the data, so it is told only where the expression itself names it.
         name = str(error.args[0]) if error.args else ""
-        return f"there is no field {name}" if name in words else "a field is missing"
+        return f"there is no field {name}" if name in words and name.isprintable() else "a field is missing"
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason

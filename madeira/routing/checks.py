@@ -117,7 +117,7 @@ def headers() -> Value:
                 _check_header_name(name, found)
                 found[name] = one.check(one_value, how)
             except Wrong as e:
-                problems += [(f".{name[:100]}{at}", detail) for at, detail in e.problems]
+                problems += [(f".{values.printable(name)}{at}", detail) for at, detail in e.problems]
         if problems:
             raise Wrong.of(problems)
         return found

@@ -19,7 +19,7 @@ from madeira.records import CALLBACK_URL, Breaker, ClientCertificate, Endpoint, 
 from madeira.routing import secrets
 from madeira.routing.checks import as_table, check_pair
 from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
-from madeira.routing.values import ENV_PREFIX, How, Wrong, name
+from madeira.routing.values import ENV_PREFIX, How, Wrong, name, printable
 from madeira.sealing import Sealer
 from madeira.settings import secret_reference
 
@@ -101,7 +101,7 @@ def _table(fields: tuple[Field, ...], table: Mapping[str, Any], how: How, proble
     known = [one.name for one in fields]
     for key in table:
         if key not in known:
-            problems.add(f"{at}{str(key)[:100]}", f"unknown field{did_you_mean(key, known)}")
+            problems.add(f"{at}{printable(key)}", f"unknown field{did_you_mean(key, known)}")
     found: dict[str, Any] = {}
     for one in fields:
         if one.name in table:
@@ -233,7 +233,7 @@ def tables(text: str, problems: Problems) -> dict[Kind, dict[str, dict[str, Any]
     document = _toml(text, problems)
     for one in document:
         if one not in KINDS:
-            problems.add(one[:100], f"unknown field{did_you_mean(one, KINDS)}")
+            problems.add(printable(one), f"unknown field{did_you_mean(one, KINDS)}")
     for kind in KINDS:
         listed = document.get(kind, [])
         if not isinstance(listed, list) or not all(isinstance(t, dict) for t in listed):

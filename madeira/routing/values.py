@@ -72,6 +72,11 @@ class Value(NamedTuple):
     schema: Mapping[str, Any]
 
 
+def printable(key: str) -> str:
+    """A key of a document, as the place of a problem: on one line, and not longer than a line."""
+    return key[:100] if key.isprintable() else ascii(key[:100])
+
+
 def kind_of(value: Any) -> str:
     """What a value is, in words."""
     kinds = {bool: "a boolean", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table"}
