@@ -417,3 +417,27 @@ def test_a_replay_that_meets_a_finishing_worker_waits_in_the_line_of_the_replays
     end(player, "1:1:a", "good")
     (place,) = queues.where(DELIVER, ["1:1:a"])
     assert (place.kind, place.line) == ("waiting", "replay")
+
+
+# -- a long backlog ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["fresh", "retry"])
+def test_a_hundred_thousand_that_wait_cost_less_than_300_bytes_each_and_go_in_exact_order(
+    queues: Queues, redis_url: str, line: str
+) -> None:
+    client = redis.Redis.from_url(redis_url)
+    queues.set_lanes([lane("partner-ledger.example", concurrency=10**6)])
+    before = int(client.info("memory")["used_memory"])
+    base = 10**9
+    for start in range(0, 100_000, 500):
+        numbers = [base + (7919 * n) % 100_000 for n in range(start, start + 500)]
+        ensure(queues, *numbers, of="partner-ledger.example", line=line)
+    each = (int(client.info("memory")["used_memory"]) - before) / 100_000
+    print(f"{each:.0f} bytes each")
+    assert each < 300
+    player = Player(queues, "p", threads=10**6)
+    taken: list[int] = []
+    while len(taken) < 5_000:
+        taken += [int(key.split(":")[0]) for key in player.take(room=500)]
+    assert taken == list(range(base, base + 5_000))
