@@ -15,8 +15,8 @@
 local SLICE, SLICES = 5000, 12
 -- Verdicts that are enough to judge by, the share of failures that opens, and failures in a row that do so too.
 local ENOUGH, SHARE, ROW = 10, 0.7, 5
--- How long an open breaker is remembered beyond its time (ms).
-local KEEP = 3600000
+-- How long an open breaker is remembered beyond its time (ms), and how long the verdicts on a receiver that is called rarely.
+local KEEP, KEEP_VERDICTS = 3600000, 86400000
 
 local function breaker_key(lane) return pace_key(lane, 'breaker') end
 
@@ -73,7 +73,7 @@ local function count_verdict(lane, weight)
       local k = tonumber(string.match(field, '^[nf](%d+)$'))
       if field ~= 'row' and not (k and k > slice - SLICES and k <= slice) then redis.call('HDEL', key, field) end
     end
-    redis.call('PEXPIRE', key, SLICE * (SLICES + 1))
+    redis.call('PEXPIRE', key, KEEP_VERDICTS)
   end
   if weight == 0 then
     redis.call('HDEL', key, 'row')
@@ -81,7 +81,7 @@ local function count_verdict(lane, weight)
   end
   add(key, 'f' .. slice, weight)
   local row = add(key, 'row', 1)
-  redis.call('PEXPIRE', key, SLICE * (SLICES + 1))
+  redis.call('PEXPIRE', key, KEEP_VERDICTS)
   local n, f = 0, 0
   local all = redis.call('HGETALL', key)
   for i = 1, #all, 2 do
@@ -115,6 +115,10 @@ end
 local function feed_breaker(queue, lane, token, verdict)
   local b = read_breaker(lane)
   if not b and (verdict == '' or verdict == 'throttled') then return end
+  if not b and verdict == 'good' then
+    count_verdict(lane, 0)
+    return
+  end
   local cfg = read_settings(lane)
   if cfg and cfg.broken <= 0 then
     if b then close_breaker(lane) end
