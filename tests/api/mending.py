@@ -104,6 +104,11 @@ def _mended(name: str, body: dict[str, Any]) -> dict[str, Any]:
         body.pop("client_certificate", None)
     if isinstance(body.get("retry"), dict):
         body["retry"] = _retry(body["retry"], patch=name == "updateEndpoint")
+    if isinstance(body.get("breaker"), dict):
+        # The first hold is not above the longest.
+        body["breaker"] = {name: value for name, value in body["breaker"].items() if name not in ("hold", "max")}
+        if name == "updateEndpoint":
+            body["breaker"] |= {"hold": None, "max": None}
     if isinstance(body.get("headers"), dict):
         # The case of a header's name does not matter, so two may be the same.
         body["headers"] = dict([*body["headers"].items()][:1])
