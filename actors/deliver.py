@@ -187,7 +187,8 @@ def _without_details(attempt: Attempt) -> Attempt:
 
 def _tell_lane(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint) -> None:
     """What the call says about the receiver goes to its lane with the finish."""
-    hand.verdict = verdict(attempt)
+    if endpoint.breaker.enabled:
+        hand.verdict = verdict(attempt)
     wait_s = patience_s(attempt)
     if _is_gone(attempt, endpoint):
         _disable(tools, claim, endpoint)

@@ -42,6 +42,7 @@ def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
         "cases": at("cases", concurrency=1, retry={"initial": 0.8, "max": 0.8, "jitter": 0}),
         "terminal": at("terminal"),
         "wiped": at("wiped"),
+        "bystander": at("bystander"),
         "gone": at("gone", concurrency=1),
         "seconds": at("seconds", **patient),
         "date": at("date", **patient),
@@ -198,7 +199,7 @@ def test_a_pause_outlives_a_wipe_of_redis_and_the_same_file_applied_again(shared
     shared.redis.flushall()
     wait_until(lambda: shared.redis.exists("m:epoch"), what="the rebuild")
     madeira.configure(madeira.config)
-    other = madeira.post("terminal.x")
+    other = madeira.post("bystander.x")
     madeira.wait_status(other, "succeeded")
     wait_until(lambda: waits(madeira, event_id).get("for") == "paused", what="the event waits again")
     assert receiver.count("/wiped") == 0
