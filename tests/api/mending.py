@@ -102,9 +102,11 @@ def _mended(name: str, body: dict[str, Any]) -> dict[str, Any]:
         body["deliver_at"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     if name == "updateEndpoint":
         body.pop("client_certificate", None)
-    for table, mend in (("retry", _retry), ("breaker", _breaker)):
-        if isinstance(body.get(table), dict):
-            body[table] = mend(body[table], patch=name == "updateEndpoint")
+    body |= {
+        table: mend(body[table], patch=name == "updateEndpoint")
+        for table, mend in (("retry", _retry), ("breaker", _breaker))
+        if isinstance(body.get(table), dict)
+    }
     if isinstance(body.get("headers"), dict):
         # The case of a header's name does not matter, so two may be the same.
         body["headers"] = dict([*body["headers"].items()][:1])

@@ -42,7 +42,7 @@ LATER_S = 0.7
 def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
     """The endpoints that the cast needs."""
     return {
-        "good": {"url": receiver.url("/good"), "timeout": 4.0},
+        "good": {"url": receiver.url("/good"), "timeout": 4.0, "breaker": {"enabled": True}},
         "refuse": {"url": receiver.url("/refuse"), "timeout": 4.0, "rate": 50},
         "flaky": {"url": receiver.url("/flaky"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
         "capped": {"url": receiver.url("/capped"), "timeout": 4.0, "concurrency": CAP},
