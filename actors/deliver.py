@@ -22,10 +22,11 @@ from madeira.delivery import request as requests
 from madeira.delivery.answer import CallFailed
 from madeira.delivery.verdict import judge
 from madeira.errors import BrokerUnavailable, StoreUnavailable
-from madeira.lanes import is_slow
+from madeira.lanes import is_slow, patience_s, verdict
 from madeira.log import bind, get
 from madeira.records import Attempt, Claimed, DeliveryRef, Endpoint, Refused, Settled
 from madeira.states import DeliveryStatus, ErrorCode, Outcome
+from madeira.store import holding
 from madeira.store.deliveries import ClaimRequest, SettleRequest
 
 log = get(__name__)
@@ -44,6 +45,12 @@ _OUT_OF_USE_S = 1.0
 
 #: Times that a delivery whose row is not there is asked for again, before it is dropped: a minute and a quarter.
 _MISSING_TRIES = 4
+
+#: Seconds that a lane is left alone whose endpoint is being disabled: longer than any process takes to hear of it.
+_GONE_S = 3.0
+
+#: How the audit calls who disables an endpoint that is gone.
+_BY = "madeira"
 
 
 @dramatiq.actor(queue_name=DELIVER, priority=10, max_retries=None, time_limit=math.inf)
@@ -71,7 +78,8 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
             return
         attempt = _call(tools, claim, endpoint)
         settled = _settle(tools, hand, claim, attempt, endpoint)
-        _tell(hand, claim, attempt, settled)
+        _tell_lane(tools, hand, claim, attempt, endpoint)
+        _tell(hand, claim, attempt, settled, stays=_is_gone(attempt, endpoint))
 
 
 def _claim(tools: Tools, hand: Hand, endpoint: Endpoint, delivery_id: int) -> Claimed | Refused | None:
@@ -131,6 +139,7 @@ def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint
         failures=claim.failures,
         budget_age_s=claim.budget_age_s,
         rand=random.random,
+        fixed_url=not endpoint.is_callback,
     )
     request = SettleRequest(
         delivery_id=claim.delivery_id,
@@ -176,7 +185,37 @@ def _without_details(attempt: Attempt) -> Attempt:
     )
 
 
-def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled) -> None:
+def _tell_lane(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint) -> None:
+    """What the call says about the receiver goes to its lane with the finish."""
+    if endpoint.breaker.enabled:
+        hand.verdict = verdict(attempt)
+    wait_s = patience_s(attempt)
+    if _is_gone(attempt, endpoint):
+        _disable(tools, claim, endpoint)
+        wait_s = _GONE_S
+    if wait_s > 0:
+        hand.patient = time.monotonic() + wait_s
+
+
+def _disable(tools: Tools, claim: Claimed, endpoint: Endpoint) -> None:
+    """Disable an endpoint whose receiver says that it is gone; should a store be away, the next call is answered the same."""
+    why = f"the receiver answered 410 (gone) to event {claim.source}/{claim.event_id}"
+    try:
+        with tools.database.connection() as conn:
+            changed = holding.change(conn, endpoint.name, "disable", who=_BY, why=why)
+        if changed is not None and changed.version is not None:
+            log.error("endpoint.disabled", reason=why, remedy="mend the URL, then enable the endpoint: what waits goes on")
+            tools.broker.wire.hold(endpoint.name, changed.version, "disabled")
+        tools.rules.reload()
+    except (StoreUnavailable, BrokerUnavailable) as e:
+        log.warning("endpoint.not_disabled", error=str(e))
+
+
+def _is_gone(attempt: Attempt, endpoint: Endpoint) -> bool:
+    return retry.is_gone(attempt) and not endpoint.is_callback
+
+
+def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled, *, stays: bool) -> None:
     if settled.status == DeliveryStatus.SUCCEEDED:
         # On record in Postgres; a line per success would cost more than the call.
         hand.forget()
@@ -193,6 +232,9 @@ def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled) -> Non
         retry_in_s=round(settled.delay_s, 3) if settled.status == DeliveryStatus.PENDING else None,
     )
     if settled.status is None:
+        return
+    if settled.status == DeliveryStatus.PENDING and stays:
+        hand.keep()
         return
     if settled.status == DeliveryStatus.PENDING:
         # What has passed since Postgres told the delay is not added to it, or Redis would have the delivery due later.

@@ -171,7 +171,15 @@ def _claimed(event: NewEvent, routable: RoutableEvent, plan: PlannedDelivery) ->
 
 
 def _verdict(attempt: Attempt, endpoint: Endpoint) -> VerdictReport:
-    return VerdictReport(attempt, retry.decide(attempt, policy=endpoint.retry, failures=0, budget_age_s=0.0, rand=lambda: 0.0))
+    decision = retry.decide(
+        attempt,
+        policy=endpoint.retry,
+        failures=0,
+        budget_age_s=0.0,
+        rand=lambda: 0.0,
+        fixed_url=not endpoint.is_callback,
+    )
+    return VerdictReport(attempt, decision)
 
 
 # -- showing it ------------------------------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ def _shown_template(text: str, values: EventValues) -> str:
 
 def _verdict_document(verdict: VerdictReport) -> dict[str, Any]:
     attempt, decision = verdict.attempt, verdict.decision
-    retried = decision.status is DeliveryStatus.PENDING
+    retried = decision.status is DeliveryStatus.PENDING and not decision.stays
     return {
         "outcome": attempt.outcome,
         "error_code": attempt.error_code,

@@ -102,6 +102,7 @@ QUEUE_MESSAGES = Snapshot("queue_messages", "Messages in a queue: ready, delayed
 QUEUE_OLDEST_AGE = Snapshot("queue_oldest_age_seconds", "Age of the oldest message that is ready.", ("queue",))
 DELIVERIES_WAITING = Snapshot("deliveries_waiting", "Unfinished deliveries, by retries so far.", ("endpoint", "retries"))
 DEAD_LETTERS_NOW = Snapshot("dead_letters", "Deliveries that were given up and wait for a person.", ("endpoint",))
+LANE_STATE = Snapshot("lane_state", "Lanes by what keeps them from being served, if anything.", ("endpoint", "state"))
 DRAMATIQ_DEAD_MESSAGES = Snapshot("dramatiq_dead_messages", "Messages in Dramatiq's own dead queue.", ("queue",))
 
 

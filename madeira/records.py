@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 from madeira.states import DeliveryStatus, EventStatus, FailureClass, Outcome
 
@@ -87,6 +87,8 @@ class DeliveryRef:
     lane: str
     #: Seconds until it is due; 0 when now.
     delay_s: float = 0.0
+    #: The line of its lane: ``fresh``, ``retry``, ``replay``; empty where the broker knows it better.
+    line: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class Decision:
     failure_class: FailureClass | None = None
     #: One line for a person: why it ended or why it waits.
     last_error: str | None = None
+    #: For ``PENDING``: it keeps its place and counts as no retry, since something else than time must change first.
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,17 @@ class ClientCertificate:
 
 
 @dataclass(frozen=True, slots=True)
+class Breaker:
+    """Whether, and for how long, a receiver that fails is left alone; times in seconds."""
+
+    enabled: bool = True
+    #: The first time.
+    hold: float = 30.0
+    #: The longest that it becomes: it doubles each time that the receiver fails again.
+    max: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A downstream target."""
 
@@ -253,6 +268,9 @@ class Endpoint:
     #: standard rule.
     success: str | None = None
     client_certificate: ClientCertificate | None = None
+    breaker: Breaker = field(default_factory=Breaker)
+    #: Whether somebody holds it; no part of its configuration.
+    hold: Literal["", "paused", "disabled"] = ""
 
     @property
     def is_callback(self) -> bool:

@@ -21,6 +21,9 @@ MAX_RETRY_AFTER_S: Final = 3600.0
 #: Error code of "too many requests".
 THROTTLED: Final = "http_429"
 
+#: Error code of "gone".
+GONE: Final = "http_410"
+
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 #: The failure class of an error code; `FailureClass.RECEIVER` for all others: an answer came, and it said no.
@@ -58,11 +61,20 @@ def _nominal(policy: RetryPolicy, failures: int) -> float:
         return policy.max
 
 
-def decide(attempt: Attempt, *, policy: RetryPolicy, failures: int, budget_age_s: float, rand: Callable[[], float]) -> Decision:
+def decide(
+    attempt: Attempt,
+    *,
+    policy: RetryPolicy,
+    failures: int,
+    budget_age_s: float,
+    rand: Callable[[], float],
+    fixed_url: bool = False,
+) -> Decision:
     """What follows from `attempt`.
 
-    `failures` is how many counted before it, `budget_age_s` how many seconds before this attempt's claim the first attempt
-    of the present budget was.
+    Where the URL is the endpoint's own (`fixed_url`), "gone" says nothing about this delivery: it stays in its place, and the
+    endpoint is disabled until a person has seen to it. `failures` is how many counted before it, `budget_age_s` how many
+    seconds before this attempt's claim the first attempt of the present budget was.
     """
     if attempt.outcome is Outcome.SUCCEEDED:
         return Decision(DeliveryStatus.SUCCEEDED)
@@ -70,6 +82,8 @@ def decide(attempt: Attempt, *, policy: RetryPolicy, failures: int, budget_age_s
     why = f"{attempt.error_code}: {attempt.reason}"
     if attempt.outcome is Outcome.LOST:
         return Decision(DeliveryStatus.PENDING, delay(policy, failures + 1, rand), failure_class=cause, last_error=why)
+    if fixed_url and is_gone(attempt):
+        return Decision(DeliveryStatus.PENDING, failure_class=cause, last_error=why, stays=True)
     if attempt.outcome is Outcome.PERMANENT:
         return Decision(DeliveryStatus.DEAD, counts=True, failure_class=cause, last_error=why)
     counts = attempt.error_code != THROTTLED
@@ -82,6 +96,11 @@ def decide(attempt: Attempt, *, policy: RetryPolicy, failures: int, budget_age_s
     floor = min(max(0.0, attempt.retry_after_s or 0.0), MAX_RETRY_AFTER_S)
     wait = max(delay(policy, failures + 1, rand), floor)
     return Decision(DeliveryStatus.PENDING, wait, counts=counts, failure_class=cause, last_error=why)
+
+
+def is_gone(attempt: Attempt) -> bool:
+    """Whether the receiver says that nothing is there any more, and never will be."""
+    return attempt.outcome is Outcome.PERMANENT and attempt.error_code == GONE
 
 
 def failure_class(error_code: str | None) -> FailureClass:

@@ -16,6 +16,7 @@ from madeira.api import health, openapi, problems
 from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
 from madeira.api.admin.dry_run import DryRun, NewestRules
+from madeira.api.admin.lanes import ACTIONS, Hold
 from madeira.api.admin.objects import Object, Objects
 from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.admin.trial import TestCall
@@ -116,6 +117,8 @@ def create(
     api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))
     api.add_route("/v1/events/{event_id}/erase", Erase(**acting))
     api.add_route("/v1/endpoints/{name}/cancel", CancelEndpoint(**acting))
+    for action in ACTIONS:
+        api.add_route(f"/v1/endpoints/{{name}}/{action}", Hold(**acting, action=action))
     for kind in KINDS:
         api.add_route(f"/v1/{kind}s", Objects(auth=auth, configurator=configurator, kind=kind))
         api.add_route(f"/v1/{kind}s/{{name}}", Object(**acting, configurator=configurator, kind=kind))

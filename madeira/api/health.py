@@ -17,7 +17,9 @@ from madeira import log, metrics
 from madeira.api.problems import RETRY_AFTER_S
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, StoreError
-from madeira.store import gauges
+from madeira.lanes.pace import endpoint_of
+from madeira.lanes.state import STATES
+from madeira.store import gauges, holding
 from madeira.store.database import NO_TABLES, Database
 
 _log = log.get(__name__)
@@ -65,7 +67,26 @@ class Numbers:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Make the page."""
         resp.content_type = metrics.CONTENT_TYPE
-        resp.data = metrics.page(*self._from_redis(), *self._from_postgres())
+        resp.data = metrics.page(*self._from_redis(), *self._from_postgres(), *self._of_lanes())
+
+    def _of_lanes(self) -> list[Metric]:
+        """How many lanes of each endpoint are in which state; an endpoint without anything waiting has one."""
+        try:
+            with self._database.connection() as connection:
+                held = holding.states(connection)
+            lanes = sorted({*held, *self._queues.lanes()})
+            found = self._queues.lane_states(lanes)
+        except (BrokerUnavailable, StoreError, psycopg.Error) as e:
+            _log.warning("metrics.lanes_missing", reason=str(e))
+            return []
+        counts: dict[tuple[str, ...], float] = {}
+        for lane, state in zip(lanes, found, strict=True):
+            endpoint = endpoint_of(lane)
+            word = held.get(endpoint, "active")
+            for known in STATES:
+                counts.setdefault((endpoint, known), 0)
+            counts[endpoint, state.name if word == "active" else word] += 1
+        return [metrics.LANE_STATE.of(counts)]
 
     def _from_redis(self) -> list[Metric]:
         try:

@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import falcon
@@ -121,7 +122,13 @@ def unknown(event_id: str) -> Problem:
 
 def _place(place: Any) -> dict[str, Any]:
     shown = {"where": place.kind, "seconds": round(place.delay_s, 3), "ahead": place.ahead}
-    return shown | {"for": place.limit} if place.limit else shown
+    if not place.limit:
+        return shown
+    shown["for"] = place.limit
+    # Nobody knows when a person lets an endpoint go.
+    if place.limit not in ("paused", "disabled"):
+        shown["until"] = datetime.now(UTC) + timedelta(seconds=place.delay_s)
+    return shown
 
 
 def _cursor(before: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from madeira.broker.queues import Ensure, Finish, Grant, Held, Kind, lane_of
+from madeira.lanes import Verdict
 
 #: Seconds after its hand-out within which a grant must be started, or others could have done it sooner.
 START_WITHIN_S: Final = 1.0
@@ -46,6 +47,10 @@ class Hand:
     renewing: bool = False
     #: Set when nothing was called: the rate token goes back too.
     refund: bool = False
+    #: What the call says about its receiver.
+    verdict: Verdict = ""
+    #: Reading of the monotonic clock until which the receiver asked to be left alone; 0: it did not.
+    patient: float = 0.0
     #: False for ordinary messages, which are done once their actor returned.
     keyed: bool = True
 
@@ -76,6 +81,10 @@ class Hand:
         """A verdict is recorded: the key comes back in `delay_s` seconds."""
         self._say("d", key, delay_s)
 
+    def keep(self, key: str | None = None) -> None:
+        """A verdict is recorded by which nothing changes: the key goes back to its place."""
+        self._say("k", key)
+
     def give_back(self, key: str | None = None) -> None:
         """Nothing was done: the key goes back to the front, with its rate token."""
         self._say("b", key)
@@ -95,7 +104,10 @@ class Hand:
     def finishes(self, *, failed: bool) -> list[Finish]:
         """What the acknowledgement carries out."""
         rest: Kind = "s" if self.keyed else ("x" if failed else "f")
-        return [Finish(h.grant.key, h.grant.token, h.kind or rest, h.due, h.body, self.refund) for h in self.grants.values()]
+        return [
+            Finish(h.grant.key, h.grant.token, h.kind or rest, h.due, h.body, self.refund, self.verdict, self.patient)
+            for h in self.grants.values()
+        ]
 
 
 class Hands:

@@ -20,7 +20,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from madeira.errors import BrokerUnavailable
-from madeira.lanes import LaneSettings, credit_ms, gap_ms
+from madeira.lanes import Hold, LaneSettings, LaneState, Limit, Verdict, credit_ms, gap_ms, lane_state
+from madeira.lanes.pace import SEPARATOR
 from madeira.records import Accepted, DeliveryRef
 
 #: How long an idempotency mark stays, in milliseconds. The mark decides nothing: Postgres does.
@@ -37,15 +38,19 @@ DEAD_LETTER: Final = "dead_letter"
 KEYED: Final = (ROUTE, DELIVER, DEAD_LETTER)
 
 #: What a finish does with a key; see ``scripts/turn.lua``.
-Kind = Literal["f", "d", "b", "s", "x"]
+Kind = Literal["f", "d", "k", "b", "s", "x"]
 
 
 class Ensure(NamedTuple):
-    """A key that must be in a queue, due in `delay_s` seconds at the latest."""
+    """A key that must be in a queue, due in `delay_s` seconds at the latest.
+
+    `line` is the line of its lane: ``fresh``, ``retry``, ``replay``; empty: the one that is known, or the first.
+    """
 
     queue: str
     key: str
     delay_s: float = 0.0
+    line: str = ""
 
 
 class Finish(NamedTuple):
@@ -59,6 +64,9 @@ class Finish(NamedTuple):
     body: bytes = b""
     #: Whether the rate token goes back.
     refund: bool = False
+    verdict: Verdict = ""
+    #: Reading of the monotonic clock until which the receiver asked to be left alone; 0: it did not.
+    patient: float = 0.0
 
 
 class Grant(NamedTuple):
@@ -112,7 +120,9 @@ class Place(NamedTuple):
     kind: Literal["held", "waiting", "delayed", "nowhere"]
     delay_s: float
     ahead: int
-    limit: Literal["", "rate", "cap"] = ""
+    limit: Limit = ""
+    #: The line of its lane; `ahead` counts those before it in the same.
+    line: str = "fresh"
 
 
 class Size(NamedTuple):
@@ -146,7 +156,7 @@ def lane_of(key: str) -> str:
 
 def ensure_delivery(ref: DeliveryRef) -> Ensure:
     """A delivery that must be queued."""
-    return Ensure(DELIVER, delivery_key(ref), ref.delay_s)
+    return Ensure(DELIVER, delivery_key(ref), ref.delay_s, ref.line)
 
 
 def ensure_dead_letter(ref: DeliveryRef) -> Ensure:
@@ -160,14 +170,18 @@ class _Script:
     sha: str
 
 
+#: Parts that are put in front of every script, in this order.
+_SHARED: Final = ("common", "breaker")
+
+
 def _load() -> Mapping[str, _Script]:
     folder = resources.files(__package__) / "scripts"
-    common = (folder / "common.lua").read_text()
+    shared = "\n".join((folder / f"{name}.lua").read_text() for name in _SHARED)
     scripts = {}
     for file in folder.iterdir():
         name = file.name.removesuffix(".lua")
-        if file.name.endswith(".lua") and name != "common":
-            text = f"{common}\n{file.read_text()}"
+        if file.name.endswith(".lua") and name not in _SHARED:
+            text = f"{shared}\n{file.read_text()}"
             scripts[name] = _Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
     return scripts
 
@@ -263,7 +277,7 @@ class Queues:
             for a in page:
                 args += (f"{a.source}:{a.event_id}", MARK_TTL_MS)
             for a in page:
-                args += (ROUTE, a.seq, _ms(a.delay_s), "")
+                args += (ROUTE, a.seq, _ms(a.delay_s), "", "")
             self.run("ensure", *args)
 
     def ensure(self, items: Sequence[Ensure]) -> int:
@@ -271,14 +285,14 @@ class Queues:
         added = 0
         for page in _pages(items):
             args: list[Any] = [0]
-            for queue, key, delay_s in page:
-                args += (queue, key, _ms(delay_s), "")
+            for queue, key, delay_s, line in page:
+                args += (queue, key, _ms(delay_s), "", line)
             added += self.run("ensure", *args)
         return added
 
     def enqueue(self, queue: str, key: str, body: bytes, delay_s: float = 0.0) -> None:
         """Queue an ordinary message."""
-        self.run("ensure", 0, queue, key, _ms(delay_s), body)
+        self.run("ensure", 0, queue, key, _ms(delay_s), body, "")
 
     def turn(
         self,
@@ -306,9 +320,9 @@ class Queues:
             args += (lane, n)
         args.append(len(finishes))
         asked = time.monotonic()
-        for key, token, kind, due, body, refund in finishes:
-            args += (key, token, kind, _ms(max(0.0, due - asked)), body, int(refund))
-        for other, key, delay_s in follow:
+        for key, token, kind, due, body, refund, verdict, patient in finishes:
+            args += (key, token, kind, _ms(max(0.0, due - asked)), body, int(refund), verdict, _ms(max(0.0, patient - asked)))
+        for other, key, delay_s, _ in follow:
             args += (other, key, _ms(delay_s))
         epoch, next_ms, unset, flat = self.run("turn", *args)
         grants = tuple(
@@ -335,8 +349,8 @@ class Queues:
         """Where keys are."""
         places = []
         for page in _pages(keys):
-            for kind, wait, ahead, limit in self.run("where", queue, *page):
-                places.append(Place(kind.decode(), float(wait) / 1000, ahead, limit.decode()))
+            for kind, wait, ahead, limit, line in self.run("where", queue, *page):
+                places.append(Place(kind.decode(), float(wait) / 1000, ahead, limit.decode(), line.decode()))
         return places
 
     def unknown(self, queue: str, items: Sequence[tuple[str, float]]) -> set[str]:
@@ -355,7 +369,25 @@ class Queues:
                 gap = gap_ms(s.rate) if s.rate else 0.0
                 credit = credit_ms(s.rate, s.burst) if s.rate else 0.0
                 args += (s.lane, s.version, f"{gap:.6f}", f"{credit:.6f}", s.concurrency, _ms(s.lease_s))
+                args += (s.hold, _ms(s.broken_s), _ms(s.broken_max_s))
             self.run("lanes", *args)
+
+    def hold(self, endpoint: str, version: int, hold: Hold) -> None:
+        """Hold the lanes of an endpoint, or let them go, at once; `version` is that of the configuration that says so."""
+        self.run("hold", DELIVER, endpoint, version, hold)
+
+    def lanes(self) -> list[str]:
+        """The lanes in which something waits."""
+        with mapped("list the lanes"):
+            return [_text(lane) for lane in self.client.zrange(f"{self.namespace}:{DELIVER}:active", 0, -1)]
+
+    def lanes_of(self, endpoint: str) -> list[str]:
+        """The lanes of an endpoint: its own, and those of the hosts of callback addresses for which something waits."""
+        return [endpoint, *(lane for lane in self.lanes() if lane.startswith(endpoint + SEPARATOR))]
+
+    def lane_states(self, lanes: Sequence[str]) -> list[LaneState]:
+        """How lanes are."""
+        return [lane_state(row) for page in _pages(lanes, 100) for row in self.run("state", DELIVER, *page)]
 
     def start(self, lane: str, token: str) -> None:
         """Tell that a call of a slow lane begins now: its pace counts from here."""

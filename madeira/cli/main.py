@@ -16,6 +16,7 @@ from madeira.cli.doctor import doctor
 from madeira.cli.dry_run import dry_run
 from madeira.cli.endpoints import endpoints
 from madeira.cli.events import events, trace
+from madeira.cli.holding import COMMANDS as HOLDING
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
 from madeira.cli.operate import migrate, reconcile
@@ -69,6 +70,9 @@ def main() -> None:
     servers that MADEIRA_DATABASE_URL and MADEIRA_REDIS_URL name.
     """
 
+
+for command in HOLDING:
+    endpoints.add_command(command)
 
 for command in (
     up,

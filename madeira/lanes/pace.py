@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from madeira.lanes.state import Hold
 from madeira.records import Endpoint
 
 #: Between the name of an endpoint and the host, in the name of a callback lane.
@@ -33,6 +34,11 @@ class LaneSettings(NamedTuple):
     concurrency: int
     #: How long a grant lives, in seconds.
     lease_s: float
+    #: Whether somebody holds the lane: then nothing goes.
+    hold: Hold = ""
+    #: How long the breaker stays open at first, and at the longest, in seconds; 0: there is none.
+    broken_s: float = 0.0
+    broken_max_s: float = 0.0
 
 
 def gap_ms(rate: float) -> float:
@@ -68,6 +74,20 @@ def settings_of(
     for lane in lanes:
         endpoint = endpoints.get(endpoint_of(lane))
         if endpoint is not None:
-            lease_s = endpoint.timeout + lease_margin_s
-            found.append(LaneSettings(lane, version, endpoint.rate, endpoint.burst, endpoint.concurrency, lease_s))
+            found.append(_settings(lane, endpoint, version, lease_margin_s))
     return found
+
+
+def _settings(lane: str, endpoint: Endpoint, version: int, lease_margin_s: float) -> LaneSettings:
+    breaker = endpoint.breaker
+    return LaneSettings(
+        lane,
+        version,
+        endpoint.rate,
+        endpoint.burst,
+        endpoint.concurrency,
+        lease_s=endpoint.timeout + lease_margin_s,
+        hold=endpoint.hold,
+        broken_s=breaker.hold if breaker.enabled else 0.0,
+        broken_max_s=breaker.max,
+    )

@@ -176,19 +176,6 @@ def ordering() -> Value:
     return Value(check, {"type": "string", "enum": ["none"]})
 
 
-def not_yet() -> Value:
-    """A switch that this version has at off only."""
-
-    def check(value: Any, _how: How) -> bool:
-        if not isinstance(value, bool):
-            raise Wrong(f"must be true or false, not {values.kind_of(value)}")
-        if value:
-            raise Wrong("the breaker is not available in this version; leave it out or set enabled = false")
-        return value
-
-    return Value(check, {"type": "boolean", "enum": [False]})
-
-
 def table() -> Value:
     """A table; its fields are checked by themselves."""
     return Value(lambda value, _how: as_table(value), {"type": "object"})

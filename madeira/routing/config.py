@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from madeira.errors import ConfigurationInvalid, FieldProblem, SettingsError
-from madeira.records import CALLBACK_URL, ClientCertificate, Endpoint, RetryPolicy, Route, Source
+from madeira.records import CALLBACK_URL, Breaker, ClientCertificate, Endpoint, RetryPolicy, Route, Source
 from madeira.routing import secrets
 from madeira.routing.checks import as_table, check_pair
 from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
@@ -156,6 +156,10 @@ def _check_together(kind: Kind, found: Mapping[str, Any], problems: Problems) ->
     policy = _retry(retry)
     if "delays" not in retry and policy.initial > policy.max:
         problems.add("retry.initial", f"initial = {policy.initial:g} is more than max = {policy.max:g}")
+    if not any(p.field.startswith(f"{problems.prefix}breaker") for p in problems.found):
+        breaker = Breaker(**found.get("breaker", {}))
+        if breaker.hold > breaker.max:
+            problems.add("breaker.hold", f"hold = {breaker.hold:g} is more than max = {breaker.max:g}")
     certificate = found.get("client_certificate", {})
     if certificate.keys() == {"chain", "key"} and not any(
         p.field.startswith(f"{problems.prefix}client_cert") for p in problems.found
@@ -201,7 +205,7 @@ def record(kind: Kind, of: str, spec: Mapping[str, Any]) -> Record:
         return Source(**{**spec, "name": of, "secrets": tuple(spec["secrets"])})
     if kind == "route":
         return Route(**{**spec, "name": of})
-    values = {key: value for key, value in spec.items() if key not in ("ordering", "breaker")}
+    values = {key: value for key, value in spec.items() if key != "ordering"}
     certificate = values.pop("client_certificate", None)
     return Endpoint(
         **{
@@ -211,6 +215,7 @@ def record(kind: Kind, of: str, spec: Mapping[str, Any]) -> Record:
             "secrets": tuple(values.get("secrets", ())),
             "retry": _retry(values.get("retry", {})),
             "client_certificate": ClientCertificate(**certificate) if certificate else None,
+            "breaker": Breaker(**values.get("breaker", {})),
         }
     )
 

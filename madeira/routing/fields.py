@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from madeira import event_values, expressions
-from madeira.records import Endpoint, RetryPolicy, Source
+from madeira.records import Breaker, Endpoint, RetryPolicy, Source
 from madeira.routing import checks, globs, values
 from madeira.routing.values import Value
 from madeira.store.configuration import Kind as Kind
@@ -70,6 +70,7 @@ def _table_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
 
 _ENDPOINT: Final = Endpoint(name="", url="")
 _RETRY: Final = RetryPolicy()
+_BREAKER: Final = Breaker()
 
 _NAME_DOC: Final = "1 to 64 of letters, digits, `.`, `_` and `-`"
 
@@ -92,6 +93,18 @@ _RETRY_FIELDS: Final = (
         "An explicit list of times instead of `initial`, `factor` and `max`; the last one repeats",
         "seconds",
         absent="none",
+    ),
+)
+
+_BREAKER_FIELDS: Final = (
+    Field("enabled", values.flag(), "Whether there is one", "", _BREAKER.enabled),
+    Field("hold", values.number(0.1, 1800), "How long it holds deliveries back at first", "seconds", _BREAKER.hold),
+    Field(
+        "max",
+        values.number(0.1, 1800),
+        "The longest that becomes: it doubles each time that the receiver fails again",
+        "seconds",
+        _BREAKER.max,
     ),
 )
 
@@ -189,9 +202,9 @@ _ENDPOINT_FIELDS: Final = (
     Field(
         "breaker",
         checks.table(),
-        "A breaker for receivers that are down; not in this version",
-        absent="off",
-        fields=(Field("enabled", checks.not_yet(), "Only `false` in this version", "", False),),
+        "Leaves a receiver alone that fails, and lets it come back step by step",
+        absent="the defaults below",
+        fields=_BREAKER_FIELDS,
     ),
 )
 

@@ -12,6 +12,7 @@ the missing one would refuse for good what can as well wait.
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -192,7 +193,7 @@ class _Maker:
                 one = known if known is not None and known[0].spec == stored.spec else (stored, *self._make(stored))
                 made[kind, stored.name] = one
                 if one[1] is not None:
-                    records[kind][stored.name] = one[1]
+                    records[kind][stored.name] = _held(one[1], stored.state)
                 if one[2]:
                     unusable[f"{kind}/{stored.name}"] = one[2]
         self._made = made
@@ -232,6 +233,13 @@ class _Maker:
             return None
         usable = [one for one in listed if self._resolved(stored, {**stored.spec, "secrets": [one]}, Problems()) is not None]
         return self._resolved(stored, {**stored.spec, "secrets": usable}, Problems()) if usable else None
+
+
+def _held(made: Record, state: str) -> Record:
+    """The record of an object, with what says whether somebody holds it."""
+    if state == "active" or not isinstance(made, Endpoint):
+        return made
+    return replace(made, hold="paused" if state == "paused" else "disabled")
 
 
 def _without_secrets(stored: Stored) -> Record | None:

@@ -28,10 +28,10 @@ _RAISE: Final = "UPDATE configuration SET version = version + 1, changed_at = cl
 
 #: Everything, as of one moment: one statement sees one snapshot.
 _READ: Final = """
-    SELECT 'configuration', '' COLLATE "C", NULL, version, changed_at, changed_at, 0 FROM configuration
-    UNION ALL SELECT 'source', name, spec, version, created_at, updated_at, 0 FROM source
-    UNION ALL SELECT 'endpoint', name, spec, version, created_at, updated_at, 0 FROM endpoint
-    UNION ALL SELECT 'route', name, spec, version, created_at, updated_at, place FROM route
+    SELECT 'configuration', '' COLLATE "C", NULL, version, changed_at, changed_at, 0, 'active' FROM configuration
+    UNION ALL SELECT 'source', name, spec, version, created_at, updated_at, 0, 'active' FROM source
+    UNION ALL SELECT 'endpoint', name, spec, version, created_at, updated_at, 0, state FROM endpoint
+    UNION ALL SELECT 'route', name, spec, version, created_at, updated_at, place, 'active' FROM route
     ORDER BY 7, 2
 """
 
@@ -113,6 +113,8 @@ class Stored:
     version: int
     created_at: datetime
     updated_at: datetime
+    #: Of an endpoint: ``active``, or how somebody holds it; see `madeira.store.holding`. No part of its contents.
+    state: str = "active"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,11 @@ def read(conn: psycopg.Connection[Any]) -> Snapshot:
     """Everything, as of one moment."""
     number = 0
     found: dict[str, dict[str, Stored]] = {"source": {}, "endpoint": {}, "route": {}}
-    for kind, name, spec, at, created_at, updated_at, _ in conn.execute(_READ):
+    for kind, name, spec, at, created_at, updated_at, _, state in conn.execute(_READ):
         if kind == "configuration":
             number = at
         else:
-            found[kind][name] = Stored(kind, name, spec, at, created_at, updated_at)
+            found[kind][name] = Stored(kind, name, spec, at, created_at, updated_at, state)
     return Snapshot(number, found["source"], found["endpoint"], found["route"])
 
 

@@ -119,9 +119,10 @@ _SETTLE: Final = one_line(
                     %(started_at)s::timestamptz[], %(duration_s)s::float8[], %(url)s::text[], %(status_code)s::integer[],
                     %(outcome)s::text[], %(error_code)s::text[], %(reason)s::text[], %(excerpt)s::bytea[],
                     %(length)s::integer[], %(sha256)s::bytea[], %(worker)s::text[], %(decision)s::text[],
-                    %(delay_s)s::float8[], %(counts)s::boolean[], %(failure_class)s::text[], %(last_error)s::text[])
+                    %(delay_s)s::float8[], %(counts)s::boolean[], %(failure_class)s::text[], %(last_error)s::text[],
+                    %(stays)s::boolean[])
              AS v (id, seq, token, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, excerpt,
-                   length, sha256, worker, decision, delay_s, counts, failure_class, last_error)),
+                   length, sha256, worker, decision, delay_s, counts, failure_class, last_error, stays)),
     locked AS MATERIALIZED (
         SELECT seq FROM event WHERE seq = ANY(%(seq)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE),
     moved AS (
@@ -129,8 +130,8 @@ _SETTLE: Final = one_line(
         SET status = {{becomes}},
             failures = d.failures + v.counts::integer,
             lost = CASE WHEN v.outcome = 'lost' THEN d.lost + 1 ELSE 0 END,
-            retries = d.retries + ({{becomes}} = 'pending')::integer,
-            line = CASE WHEN {{becomes}} = 'pending' THEN 'retry' ELSE d.line END,
+            retries = d.retries + ({{becomes}} = 'pending' AND NOT v.stays)::integer,
+            line = CASE WHEN {{becomes}} = 'pending' AND NOT v.stays THEN 'retry' ELSE d.line END,
             claim_token = NULL,
             lease_until = NULL,
             next_attempt_at = CASE WHEN {{becomes}} = 'pending' THEN clock_timestamp() + v.delay_s * interval '1 s'
@@ -373,6 +374,7 @@ def _verdict_columns(requests: Sequence[SettleRequest]) -> dict[str, Any]:
         "decision": texts(d.status for d in decisions),
         "delay_s": numbers(d.delay_s for d in decisions),
         "counts": numbers(d.counts for d in decisions),
+        "stays": numbers(d.stays for d in decisions),
         "failure_class": texts(d.failure_class for d in decisions),
         "last_error": texts(d.last_error for d in decisions),
         "max_lost": MAX_LOST,

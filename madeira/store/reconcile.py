@@ -33,7 +33,7 @@ _UNROUTED: Final = """
 
 #: Unfinished deliveries.
 _UNFINISHED: Final = f"""
-    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.status
+    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status
     FROM delivery d
     WHERE d.finished_at IS NULL AND d.id > %(after)s AND d.updated_at <= now() - %(older_than_s)s * interval '1 s'
     ORDER BY d.id
@@ -43,7 +43,7 @@ _UNFINISHED: Final = f"""
 #: Unfinished deliveries among the newest rows and those of the newest attempts. As an array, so that they are found first
 #: and then looked up, whatever the planner thinks of their number.
 _RECENT: Final = f"""
-    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.status
+    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status
     FROM (SELECT * FROM delivery WHERE id = ANY (ARRAY(
         (SELECT n.id FROM (SELECT id, created_at FROM delivery ORDER BY id DESC LIMIT %(limit)s) n
          WHERE n.created_at >= now() - %(since_s)s * interval '1 s')
@@ -56,7 +56,7 @@ _RECENT: Final = f"""
 
 #: What should have been called or taken over by now, the longest overdue first.
 _OVERDUE: Final = f"""
-    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.status
+    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status
     FROM delivery d
     WHERE d.finished_at IS NULL AND d.next_attempt_at < now() - %(older_than_s)s * interval '1 s'
           AND d.updated_at <= now() - %(older_than_s)s * interval '1 s'

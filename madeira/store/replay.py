@@ -148,7 +148,8 @@ def replay(
         endpoints = [d.endpoint for d in wanted]
         detail = {"replayed": len(wanted), "endpoints": endpoints, "force": force, "status": status}
         audit.record(conn, who, "replay", f"event {source}/{event_id}", why, detail)
-        return ReplayResult(event.seq, EventStatus(status), [DeliveryRef(d.id, event.seq, d.lane) for d in wanted], endpoints)
+        refs = [DeliveryRef(d.id, event.seq, d.lane, line="replay") for d in wanted]
+        return ReplayResult(event.seq, EventStatus(status), refs, endpoints)
 
 
 def _locked(conn: psycopg.Connection[Any], source: str, event_id: str) -> _Event | None:

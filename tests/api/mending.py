@@ -103,12 +103,21 @@ def _mended(name: str, body: dict[str, Any]) -> dict[str, Any]:
         body["deliver_at"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     if name == "updateEndpoint":
         body.pop("client_certificate", None)
-    if isinstance(body.get("retry"), dict):
-        body["retry"] = _retry(body["retry"], patch=name == "updateEndpoint")
+    body |= {
+        table: mend(body[table], patch=name == "updateEndpoint")
+        for table, mend in (("retry", _retry), ("breaker", _breaker))
+        if isinstance(body.get(table), dict)
+    }
     if isinstance(body.get("headers"), dict):
         # The case of a header's name does not matter, so two may be the same.
         body["headers"] = dict([*body["headers"].items()][:1])
     return body
+
+
+def _breaker(breaker: dict[str, Any], *, patch: bool) -> dict[str, Any]:
+    """The first hold is not above the longest."""
+    kept = {name: value for name, value in breaker.items() if name not in ("hold", "max")}
+    return kept | ({"hold": None, "max": None} if patch else {})
 
 
 def _retry(retry: dict[str, Any], *, patch: bool) -> dict[str, Any]:

@@ -28,6 +28,7 @@ ACCESS: Mapping[str, tuple[str | None, bool]] = {
     **{f"update{kind}": ("admin", False) for kind in ("Source", "Endpoint", "Route")},
     **{f"delete{kind}": ("admin", False) for kind in ("Source", "Endpoint", "Route")},
     "testEndpoint": ("operator", False),
+    **{f"{action}Endpoint": ("operator", False) for action in ("pause", "resume", "disable", "enable")},
     "dryRun": ("viewer", False),
     "readAudit": ("viewer", False),
     "readReconcile": ("viewer", False),

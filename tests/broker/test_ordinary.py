@@ -80,7 +80,7 @@ def test_delayed_messages_stay_out_of_the_worker_however_many_there_are(process:
     note = process.actor(lambda n: seen.add((n, time.monotonic())), actor_name="note")
     pages = [[note.message(page * 500 + n) for n in range(500)] for page in range(60)]
     for page in pages:
-        args = [x for m in page for x in (QUEUE, f"{m.message_id}.1", "600000.000", m.encode())]
+        args = [x for m in page for x in (QUEUE, f"{m.message_id}.1", "600000.000", m.encode(), "")]
         process.queues.run("ensure", 0, *args)
     worker = process.start()
     sent = time.monotonic()

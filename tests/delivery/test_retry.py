@@ -213,3 +213,14 @@ def test_no_retry_after_makes_it_fail(value):
     """Whatever a receiver writes, it is seconds within bounds or nothing."""
     seconds = parse_retry_after(value, NOW)
     assert seconds is None or 0 <= seconds <= MAX_RETRY_AFTER_S
+
+
+def test_gone_keeps_a_delivery_in_its_place_where_the_url_is_the_endpoints_own():
+    """Whatever its age and its failures; of a callback address it is final, and so is every other refusal."""
+    gone = attempt(Outcome.PERMANENT, "http_410", status_code=410)
+    old = {"policy": POLICY, "failures": 11, "budget_age_s": 1e9, "rand": none}
+    kept = decide(gone, **old, fixed_url=True)
+    assert (kept.status, kept.stays, kept.counts, kept.delay_s) == (DeliveryStatus.PENDING, True, False, 0.0)
+    assert decide(gone, **old).status is DeliveryStatus.DEAD
+    refused = attempt(Outcome.PERMANENT, "http_404", status_code=404)
+    assert decide(refused, **old, fixed_url=True).status is DeliveryStatus.DEAD

@@ -103,7 +103,7 @@ class Bulk:
             assert isinstance(answer, Claimed), answer
             verdicts.append(making.verdict(answer, replace(making.RETRY, delay_s=delay_s)))
         settled = settle(self.conn, verdicts)
-        return [replace(ref, delay_s=s.delay_s) for ref, s in zip(refs, settled, strict=True)]
+        return [replace(ref, delay_s=s.delay_s, line="retry") for ref, s in zip(refs, settled, strict=True)]
 
     def _claimed(self, refs: Sequence[DeliveryRef]) -> list[Claimed | Refused]:
         return claim(self.conn, [ClaimRequest(ref.delivery_id, making.token(), 40.0) for ref in refs])

@@ -76,15 +76,20 @@ def free_port() -> int:
 
 
 def toml(endpoints: Mapping[str, Mapping[str, Any]], routes: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """A configuration with one source `test` and, unless `routes` are given, one route ``<endpoint>.*`` per endpoint."""
+    """A configuration with one source `test` and, unless `routes` are given, one route ``<endpoint>.*`` per endpoint.
+
+    Without a breaker, unless an endpoint brings one: most tests have receivers that fail a lot, and count their calls.
+    """
     text = f'[[source]]\nname = "test"\nsecrets = ["{SECRET}"]\n'
     for name, fields in endpoints.items():
         retry = {"initial": 0.2, "max": 2, "max_attempts": 4, **fields.get("retry", {})}
-        values = {"secrets": [SECRET], **{k: v for k, v in fields.items() if k != "retry"}}
+        values = {"secrets": [SECRET], **{k: v for k, v in fields.items() if k not in ("retry", "breaker")}}
         text += f'\n[[endpoint]]\nname = "{name}"\n'
         text += "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items() if k != "headers")
         if "headers" in values:
             text += "[endpoint.headers]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values["headers"].items())
+        breaker = fields.get("breaker", {"enabled": False})
+        text += "[endpoint.breaker]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in breaker.items())
         text += "[endpoint.retry]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in retry.items())
     if routes is None:
         routes = [{"name": name, "event_type": f"{name}.*", "endpoint": name} for name in endpoints]

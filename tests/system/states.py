@@ -1,21 +1,22 @@
 """Events in every state at once, in a system that runs; what a test of losses breaks, and what it then finds.
 
 One cast of events is on the stage at a time: some wait behind a cap, some are in flight, one waits for its retry, one for
-its time, some for a router that is frozen, and some have ended. The test breaks something, the curtain is opened, and
-every event must end as if nothing had happened: each called once per attempt, and never more than the cap at once.
+its time, one for a person who holds its endpoint, some behind a breaker, some for a router that is frozen, and some have
+ended. The test breaks something, the curtain is opened, and every event must end as if nothing had happened: each called once
+per attempt, and never more than the cap at once.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 from madeira.broker.queues import DELIVER, Place, Queues
 from tests.receiver import Answer, Call, Gate, Receiver
-from tests.system.harness import Madeira, Process, wait_until
+from tests.system.harness import TOKEN, Madeira, Process, wait_until
 
 #: Timings of the systems that these casts enter, shorter still than the harness's own.
 BRISK: Mapping[str, str] = {
@@ -31,6 +32,9 @@ CAP = 2
 #: Events for the endpoint `capped`: the first ones are in flight, the others wait behind the cap.
 CROWD = 5
 
+#: Events for the endpoint `shy`, whose first attempts fail and open its breaker.
+SHY = 5
+
 #: Seconds until the one event's retry, and until the other's time.
 LATER_S = 0.7
 
@@ -38,10 +42,18 @@ LATER_S = 0.7
 def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
     """The endpoints that the cast needs."""
     return {
-        "good": {"url": receiver.url("/good"), "timeout": 4.0},
+        "good": {"url": receiver.url("/good"), "timeout": 4.0, "breaker": {"enabled": True}},
         "refuse": {"url": receiver.url("/refuse"), "timeout": 4.0, "rate": 50},
         "flaky": {"url": receiver.url("/flaky"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
         "capped": {"url": receiver.url("/capped"), "timeout": 4.0, "concurrency": CAP},
+        "shy": {
+            "url": receiver.url("/shy"),
+            "timeout": 4.0,
+            "retry": {"initial": LATER_S, "max": LATER_S},
+            "breaker": {"enabled": True, "hold": 1.5, "max": 1.5},
+        },
+        "asking": {"url": receiver.url("/asking"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
+        "paused": {"url": receiver.url("/paused"), "timeout": 4.0},
     }
 
 
@@ -75,15 +87,24 @@ class Cast:
             failed.add(call.webhook_id)
             return Answer(status=503 if first else 200)
 
+        def asks_for_patience(call: Call) -> Answer:
+            return replace(fails_once(call), headers={"Retry-After": "2"})
+
         self.receiver.answer("/flaky", fails_once)
+        self.receiver.answer("/shy", fails_once)
+        self.receiver.answer("/asking", asks_for_patience)
         self.receiver.answer("/refuse", Answer(status=400))
         self.receiver.answer("/capped", Answer(hold=self.curtain))
         later = (datetime.now(UTC) + timedelta(seconds=LATER_S)).isoformat()
 
+        self._hold("pause")
         dead = self._post("refuse.x", End("dead", 1))
         good = self._post("good.x", End("succeeded", 1))
         for _ in range(CROWD):
             self._post("capped.x", End("succeeded", 1))
+        self._post("paused.x", End("succeeded", 1))
+        for _ in range(SHY):
+            self._post("shy.x", End("succeeded", 2))
         unrouted = self._post("good.x", End("cancelled", 0), deliver_at=later)
         self.cancel(unrouted)
         failing = self._post("flaky.x", End("cancelled", 1))
@@ -102,11 +123,15 @@ class Cast:
             retried,
         )
         self._wait("SELECT true FROM event WHERE event_id = %s AND status = 'succeeded'", good)
+        redis = self.madeira.redis
+        wait_until(lambda: redis.exists("m:lane:shy:breaker"), 10, what="an open breaker")
         self._wait(
             "SELECT true FROM delivery d JOIN event e ON e.seq = d.event_seq WHERE e.event_id = %s AND d.notified_at IS NOT NULL",
             dead,
         )
         self._wait("SELECT count(*) = %s FROM event WHERE event_type = 'capped.x' AND status = 'delivering'", CROWD)
+        self._post("asking.x", End("succeeded", 2))
+        wait_until(lambda: redis.exists("m:lane:asking:until"), 10, what="a wish", every=0.005)
         # Only now: a router that is frozen for long would count as gone.
         self.router.freeze()
         for _ in range(2):
@@ -140,9 +165,16 @@ class Cast:
         self.check()
 
     def let_go(self) -> None:
-        """Thaw the router and open the curtain."""
+        """Thaw the router, open the curtain, let the endpoint go that a person holds."""
         self.router.thaw()
         self.curtain.set()
+        self._hold("resume")
+
+    def _hold(self, action: str) -> None:
+        answer = self.madeira.http.post(
+            f"/v1/endpoints/paused/{action}", headers={"Authorization": f"Bearer {TOKEN}"}, json={"reason": "the test"}
+        )
+        assert answer.status_code == 200, answer.text
 
     def post_again(self) -> None:
         """Post every event once more: each is a duplicate, and nothing follows."""

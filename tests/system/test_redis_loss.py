@@ -38,12 +38,17 @@ KINDS = (
     "deliver:held",
     "deliver:stumbles",
     "deliver:losses",
+    "deliver:lines",
     "deliver:idle",
     "dead_letter:idle",
     "reconcile:idle",
     "lane:cfg",
     "lane:tat",
     "lane:places",
+    "lane:until",
+    "lane:verdicts",
+    "lane:breaker",
+    "hold",
 )
 
 #: Kinds that exist for an instant, or after a mishap, only.
@@ -63,13 +68,14 @@ FLEETING = (
     "reconcile:held",
     "reconcile:msgs",
     "limit",
+    "lane:slot",
 )
 
 
 def kind_of(key: str) -> str:
     """The kind of a key: its name without namespace, lane, process and event."""
     name = key.split(":", 1)[1]
-    name = re.sub(r"^(seen|wake|strays|limit):.*", r"\1", name)
+    name = re.sub(r"^(seen|wake|strays|limit|hold):.*", r"\1", name)
     name = re.sub(r"^(\w+):lane:.*", r"\1:lane", name)
     return re.sub(r"^lane:.*:(\w+)$", r"lane:\1", name)
 

@@ -15,7 +15,7 @@ import falcon
 
 from madeira import log
 from madeira.api import problems, query
-from madeira.api.admin import bodies
+from madeira.api.admin import bodies, lanes
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
@@ -74,7 +74,7 @@ class Object:
         self._queues = queues
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
-        """Show one; of an endpoint also how many deliveries it has left."""
+        """Show one; of an endpoint also how many deliveries it has left, whether it is held, and how its lane is."""
         self._auth.person(req.env, Role.VIEWER)
         query.read(req, {})
         with _told(self._kind):
@@ -83,6 +83,7 @@ class Object:
         if self._kind == "endpoint":
             with self._database.connection() as connection:
                 more["unfinished"] = endpoints.unfinished(connection, name)
+            more |= lanes.shown(name, database=self._database, queues=self._queues)
         _show(resp, found, **more)
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from madeira.api.admin.bodies import MERGE_PATCH
+from madeira.api.admin.lanes import ACTIONS
 from madeira.api.openapi import parts
 from madeira.api.openapi.parts import (
     JSON,
@@ -71,6 +72,16 @@ def _with_formats(written: Schema) -> Schema:
     return {**written, "properties": properties}
 
 
+_OF_ENDPOINT: Final[dict[str, Schema]] = {
+    "unfinished": _UNFINISHED,
+    "state": words("active", "paused", "disabled", about="Whether somebody holds it."),
+    "reason": nullable(text("Why it is held.")),
+    "since": nullable(moment("Since when it is as it is.")),
+    "by": nullable(text("Who made it so.")),
+    "lane": nullable(ref("Lane")),
+}
+
+
 def _schemas() -> dict[str, Schema]:
     found: dict[str, Schema] = {
         "Removed": obj(
@@ -83,7 +94,7 @@ def _schemas() -> dict[str, Schema]:
     for kind in KINDS:
         name = kind.capitalize()
         found[f"New{name}"] = _written(kind)
-        found[name] = _shown(schema(kind), {"unfinished": _UNFINISHED} if kind == "endpoint" else {})
+        found[name] = _shown(schema(kind), _OF_ENDPOINT if kind == "endpoint" else {})
         found[f"{name}Patch"] = _patch(_written(kind))
         found[f"{name}s"] = obj(**{f"{kind}s": array(ref(name))})
     return found
@@ -200,6 +211,31 @@ def _a(kind: Kind) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
+_SUMMARIES: Final[dict[str, str]] = {
+    "pause": "Hold an endpoint: what waits for it stays in its place, and nothing is counted.",
+    "resume": "Let a paused endpoint go on, in the order in which everything waits.",
+    "disable": "Hold an endpoint that is not to be called until it is mended.",
+    "enable": "Let a disabled endpoint go on, in the order in which everything waits.",
+}
+
+
+def _action(name: str, needs_reason: bool) -> Operation:
+    return Operation(
+        method="post",
+        path=f"/v1/endpoints/{{name}}/{name}",
+        name=f"{name}Endpoint",
+        tag="endpoints",
+        summary=_SUMMARIES[name],
+        text="It counts within a second, in all processes; calls under way come to their end. Twice is the same as once.",
+        access=parts.OPERATOR,
+        parameters=(shared("name"),),
+        body=json_body(ref("Hold")) if needs_reason else json_body(ref("LetGo"), required=False),
+        answers={200: ("As it is now.", ref("Held"))},
+        problems=(404, 409, 415, 422),
+        audited=True,
+    )
+
+
 SCHEMAS: Final = _schemas()
 
 _TEST: Final = Operation(
@@ -219,4 +255,8 @@ _TEST: Final = Operation(
     audited=True,
 )
 
-OBJECTS: Final = (*(operation for kind in KINDS for operation in _operations(kind)), _TEST)
+OBJECTS: Final = (
+    *(operation for kind in KINDS for operation in _operations(kind)),
+    *(_action(name, needs_reason) for name, needs_reason in ACTIONS.items()),
+    _TEST,
+)

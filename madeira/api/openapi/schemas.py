@@ -23,6 +23,7 @@ from madeira.api.openapi.parts import (
     whole,
     words,
 )
+from madeira.lanes.state import STATES
 from madeira.states import DeliveryStatus, EventStatus, FailureClass, Outcome, Role
 
 _EVENT_STATUS: Final = words(*EventStatus)
@@ -39,7 +40,10 @@ _WAITS: Final = obj(
     {
         "seconds": number("Until it is due, until its lane's next chance, or until the call's lease ends."),
         "ahead": whole("How many go before it."),
-        "for": words("rate", "cap", about="The limit that it waits for."),
+        "for": words(
+            "disabled", "paused", "breaker", "retry_after", "rate", "cap", about="What keeps it from being called, if anything."
+        ),
+        "until": moment("When that ends at the soonest; absent where a person has to end it."),
     },
     where=words("held", "waiting", "delayed", "nowhere", "unknown"),
 )
@@ -226,6 +230,25 @@ SCHEMAS: Final[dict[str, Schema]] = {
         cancelled=whole(),
         requested=whole("Deliveries that are being called at this moment: they end with this attempt."),
         complete=flag(),
+    ),
+    "Hold": obj(reason=_MUST_SAY),
+    "LetGo": obj({"reason": nullable(REASON)}),
+    "Held": obj(
+        endpoint=text(),
+        state=words("active", "paused", "disabled"),
+        reason=nullable(text("Why it is held.")),
+        since=nullable(moment("Since when it is as it is.")),
+        by=nullable(text("Who made it so.")),
+    ),
+    "Lane": obj(
+        state=words(*STATES, about="What keeps it from being served, if anything; of several lanes that of the worst."),
+        reason=nullable(text("Why.")),
+        until_s=nullable(number("Seconds until that may end: until a call may try, or until the one that tries is given up.")),
+        allowed=nullable(whole("Calls at a time that a breaker allows while it closes step by step.")),
+        under_way=whole("Calls under way."),
+        waiting=obj(
+            fresh=whole("First attempts."), retry=whole("Attempts after a failure."), replay=whole("What a person sent again.")
+        ),
     ),
     "Cancelled": obj(
         **_OF_EVENT,

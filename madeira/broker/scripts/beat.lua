@@ -12,7 +12,8 @@ redis.call('ZADD', P .. 'procs', ms(now), process)
 
 math.randomseed(tonumber(clock[2]))
 
-local KINDS = {delayed = 'zset', held = 'hash', active = 'zset', idle = 'set', stumbles = 'hash', losses = 'hash'}
+local KINDS = {delayed = 'zset', held = 'hash', active = 'zset', idle = 'set', stumbles = 'hash', losses = 'hash',
+               lines = 'hash'}
 for _, queue in ipairs(queues) do
   for name, kind in pairs(KINDS) do sound(at(queue, name), kind) end
   sound(lane_key(queue, '-'), 'zset')
@@ -75,6 +76,7 @@ for _, queue in ipairs(queues) do
       if redis.call('SISMEMBER', P .. 'strays:' .. process, held.token) == 1 then
         redis.call('HDEL', at(queue, 'held'), key)
         free_place(queue, lane_of(key), held.token)
+        if lane_of(key) ~= '-' then feed_breaker(queue, lane_of(key), held.token, '') end
         put(queue, key, now)
         strays = strays + 1
       else

@@ -10,7 +10,7 @@ for i = 2, #ARGV do
   if redis.call('HEXISTS', at(queue, 'held'), key) == 0 then
     gone = gone + redis.call('ZREM', at(queue, 'delayed'), key)
     gone = gone + redis.call('ZREM', lane_key(queue, lane_of(key)), key)
-    drop_counts(queue, key)
+    drop_all(queue, key)
   end
 end
 return gone

@@ -14,7 +14,7 @@ for i = 2, #ARGV, 2 do
     activate(queue, lane_of(key))
     redis.call('ZADD', at(queue, 'active'), 'LT', ms(now), lane_of(key))
   elseif where == 'delayed' and due > now + tonumber(ARGV[i + 1]) + 1000 then
-    ensure(queue, key, now + tonumber(ARGV[i + 1]))
+    ensure(queue, key, now + tonumber(ARGV[i + 1]), '')
   end
 end
 return unknown

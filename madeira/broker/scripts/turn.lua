@@ -6,9 +6,10 @@
 --       6 threads that this queue may use in the process   7 grants in its hands now
 --       8 lease (ms) of a grant in a queue without lanes; lanes bring their own
 --       9 n, then n pairs lane, grants of it in the process's hands (after the finishes below)
---       then m, then m finishes: key, token, kind, delay (ms), body, 1 when the rate token goes back
---          kind f: forget (a verdict was recorded); d: delay; b: give back, to the front; s: no verdict, delayed by
---          5 s, doubling; x: reject (ordinary messages)
+--       then m, then m finishes: key, token, kind, delay (ms), body, 1 when the rate token goes back, verdict for the
+--          breaker, ms for which the receiver asked to be left alone
+--          kind f: forget (a verdict was recorded); d: delay (to be tried again); k: back to its place, though a call was
+--          made; b: give back, to the front; s: no verdict, delayed by 5 s, doubling; x: reject (ordinary messages)
 --       then per follow-up: queue, key, delay (ms)
 -- Returns {1 or 0 (0: no epoch), ms to the next chance or '-1', {lanes whose settings are missing or old},
 --          {key, token, lease (ms), stumbles, losses, body, ...}}
@@ -41,11 +42,12 @@ local function reject(key)
   end
 end
 
-local function finish(key, token, kind, delay, body, unused)
+local function finish(key, token, kind, delay, body, unused, verdict, patience)
   local lane = lane_of(key)
   free_place(queue, lane, token)
+  if paced and patience > 0 then be_patient(lane, patience) end
   local held = read_held(queue, key)
-  if held and (kind == 'f' or kind == 'd') and not unused and is_told(held) then
+  if held and (kind == 'f' or kind == 'd' or kind == 'k') and not unused and is_told(held) then
     -- Our verdict is on the very claim that Postgres told of.
     free_place(queue, lane, held.token)
     held.token = token
@@ -54,28 +56,34 @@ local function finish(key, token, kind, delay, body, unused)
     -- Somebody else's now, or put back meanwhile. What must not get lost is a key that is nowhere.
     if not held and kind ~= 'f' and kind ~= 'x' then
       if body ~= '' then redis.call('HSET', at(queue, 'msgs'), key, body) end
-      ensure(queue, key, now + delay)
+      ensure(queue, key, now + delay, '')
     end
     return
   end
   redis.call('HDEL', at(queue, 'held'), key)
+  if paced then feed_breaker(queue, lane, token, (unused or kind == 'b') and '' or verdict) end
   if paced and (unused or kind == 'b') then refund(lane, token) end
   if kind == 'f' or kind == 'x' then
-    drop_counts(queue, key)
     if held.note then
+      drop_counts(queue, key)
       put(queue, key, held.note)
       return
     end
+    drop_all(queue, key)
     if kind == 'x' then reject(key) end
     if not keyed then redis.call('HDEL', at(queue, 'msgs'), key) end
   elseif kind == 'd' then
     -- A claim that was refused says nothing about those before it.
-    if not unused then drop_counts(queue, key) end
+    if not unused then
+      drop_counts(queue, key)
+      set_line(queue, key, 'retry')
+    end
     if body ~= '' then redis.call('HSET', at(queue, 'msgs'), key, body) end
     local due = now + delay
     if held.note and held.note < due then due = held.note end
     put(queue, key, due)
-  elseif kind == 'b' then
+  elseif kind == 'b' or kind == 'k' then
+    if kind == 'k' then drop_counts(queue, key) end
     put(queue, key, now)
   else
     local due = now + stumble_delay(redis.call('HINCRBY', at(queue, 'stumbles'), key, 1))
@@ -87,11 +95,12 @@ end
 local finishes = tonumber(ARGV[i])
 i = i + 1
 for _ = 1, finishes do
-  finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5] == '1')
-  i = i + 6
+  finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5] == '1', ARGV[i + 6],
+    tonumber(ARGV[i + 7]))
+  i = i + 8
 end
 while i <= #ARGV do
-  ensure(ARGV[i], ARGV[i + 1], now + tonumber(ARGV[i + 2]))
+  ensure(ARGV[i], ARGV[i + 1], now + tonumber(ARGV[i + 2]), '')
   i = i + 3
 end
 
@@ -127,7 +136,11 @@ local function recount(lane)
   redis.call('PEXPIRE', lane.places, math.ceil(2 * lane.lease))
 end
 
--- The state of a lane as this call sees it. `closed` says why no more may go: 'empty', 'rate', 'cap', 'room', 'unset'.
+-- How often a lane is looked at that somebody holds (ms); letting it go has it looked at at once.
+local HELD_LOOK = 10000
+
+-- The state of a lane as this call sees it. `closed` says why no more may go: 'empty', 'rate', 'cap', 'room', 'unset',
+-- 'paused', 'disabled', 'breaker', 'retry_after'; of the last four `chance` says when to look again.
 local function open_lane(name)
   local lane = {name = name, line = lane_key(queue, name), here = held_here[name] or 0}
   if not paced then
@@ -139,7 +152,25 @@ local function open_lane(name)
     lane.closed = 'unset'
     return lane
   end
+  if cfg.hold ~= '' then
+    lane.closed, lane.chance = cfg.hold, now + HELD_LOOK
+    return lane
+  end
   lane.gap, lane.credit, lane.cap, lane.lease = cfg.gap, cfg.credit, cfg.cap, cfg.lease
+  local breaker = cfg.broken > 0 and read_breaker(name)
+  if breaker then
+    local broken, till = is_broken(name, breaker)
+    if broken then
+      lane.closed, lane.chance = 'breaker', till
+      return lane
+    end
+    if breaker.allow > 0 then lane.cap = math.min(lane.cap, breaker.allow) else lane.breaker = breaker end
+  end
+  local patient = patient_until(name)
+  if patient then
+    lane.closed, lane.chance = 'retry_after', patient
+    return lane
+  end
   lane.places = places_of(name)
   redis.call('ZREMRANGEBYSCORE', lane.places, '-inf', ms(now))
   -- Nor can a place outlive any lease: one that claims to would lower the cap for ever.
@@ -160,10 +191,39 @@ local function room_for(lane)
   return lane.here == 0 or free > math.floor(threads / 4)
 end
 
+-- The order in which the lines of a lane have their turns: four for fresh, two for retry, one for replay.
+local ORDER = {0, 1, 0, 2, 0, 1, 0}
+
+-- Whether more than the first line of a lane has something waiting.
+local function is_mixed(lane)
+  return redis.call('ZRANGEBYSCORE', lane.line, ms(SPAN), '+inf', 'LIMIT', 0, 1)[1] ~= nil
+end
+
+-- The first key of the line whose turn it is; one in which nothing waits lets the next have its turn.
+local function first_of_lines(lane)
+  lane.slot = lane.slot or number(redis.pcall('GET', pace_key(lane.name, 'slot'))) or 0
+  for _ = 1, #ORDER do
+    local line = ORDER[lane.slot % #ORDER + 1]
+    lane.slot = lane.slot + 1
+    local from, to = string.format('%.0f', line * SPAN), string.format('(%.0f', (line + 1) * SPAN)
+    local key = redis.call('ZRANGEBYSCORE', lane.line, from, to, 'LIMIT', 0, 1)[1]
+    if key then return key end
+  end
+  -- Scores that no key of ours has.
+  return redis.call('ZRANGE', lane.line, 0, 0)[1]
+end
+
+local function take_first(lane)
+  if lane.mixed == nil then lane.mixed = paced and is_mixed(lane) end
+  if not lane.mixed then return redis.call('ZPOPMIN', lane.line)[1] end
+  local key = first_of_lines(lane)
+  if key then redis.call('ZREM', lane.line, key) end
+  return key
+end
+
 local function pop(lane)
   while true do
-    local first = redis.call('ZPOPMIN', lane.line)
-    local key = first[1]
+    local key = take_first(lane)
     if not key then return nil end
     -- A copy put here by hand while the key is in somebody's hands has no effect, nor has a message without its body.
     if redis.call('HEXISTS', at(queue, 'held'), key) == 0 then
@@ -191,6 +251,12 @@ local function grant(lane)
       lane.paid, lane.last = true, token
     end
   end
+  if lane.breaker then
+    -- One call tries; whatever else waits, waits for what it comes to.
+    lane.breaker.probe, lane.breaker.lease = token, now + lane.lease
+    write_breaker(lane.name, lane.breaker)
+    lane.closed, lane.chance = 'breaker', lane.breaker.lease
+  end
   lane.here, in_hand = lane.here + 1, in_hand + 1
   for _, x in ipairs({key, token, ms(lane.lease), redis.call('HGET', at(queue, 'stumbles'), key) or '0',
                       redis.call('HGET', at(queue, 'losses'), key) or '0', body}) do
@@ -215,11 +281,14 @@ end
 local open = false
 for _, lane in ipairs(lanes) do
   if lane.paid then write_tat(lane.name, lane.tat, lane.last) end
+  if lane.slot then redis.call('SET', pace_key(lane.name, 'slot'), string.format('%.0f', lane.slot % #ORDER), 'PX', 3600000) end
   if redis.call('EXISTS', lane.line) == 0 then
     redis.call('ZREM', active, lane.name)
   elseif lane.closed == 'unset' then
     missing[#missing + 1] = lane.name
     redis.call('ZADD', active, ms(now + 1000), lane.name)
+  elseif lane.chance then
+    redis.call('ZADD', active, ms(lane.chance), lane.name)
   elseif lane.tat and lane.tat > now then
     redis.call('ZADD', active, ms(lane.tat), lane.name)
   elseif lane.taken and lane.taken >= lane.cap then

@@ -1,0 +1,126 @@
+"""Endpoints held and let go over HTTP, and how their lanes are.
+
+Postgres decides and keeps the record; Redis is told at once, so that it counts within a second everywhere. Should Redis be
+away, every process learns of it from Postgres.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import falcon
+
+from madeira import log
+from madeira.api import problems, query
+from madeira.api.admin import bodies
+from madeira.api.answers import jsonable
+from madeira.api.auth import Authenticator
+from madeira.api.problems import FieldError, Problem
+from madeira.broker.queues import Queues
+from madeira.errors import BrokerUnavailable, IllegalTransition
+from madeira.lanes.state import STATES, LaneState, hold_of
+from madeira.routing.config import CALLBACK
+from madeira.states import Role
+from madeira.store import holding
+from madeira.store.database import Database
+from madeira.store.holding import Action, Holding
+
+_log = log.get(__name__)
+
+#: The actions, and whether they need a reason.
+ACTIONS: Final[dict[Action, bool]] = {"pause": True, "resume": False, "disable": True, "enable": False}
+
+
+class Hold:
+    """``POST /v1/endpoints/{name}/pause`` and the other actions."""
+
+    def __init__(self, *, auth: Authenticator, database: Database, queues: Queues, action: Action) -> None:
+        self._auth = auth
+        self._database = database
+        self._queues = queues
+        self._action: Action = action
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
+        """Hold an endpoint, or let it go."""
+        caller = self._auth.person(req.env, Role.OPERATOR)
+        query.read(req, {})
+        why = _reason(bodies.document(req.env, optional=not ACTIONS[self._action]).values, needed=ACTIONS[self._action])
+        if name == CALLBACK:
+            raise Problem(409, f"the endpoint {CALLBACK} is built in: it cannot be held", name="built-in")
+        if not bodies.NAME.fullmatch(name):
+            raise _unknown(name)
+        try:
+            with self._database.connection() as connection:
+                changed = holding.change(connection, name, self._action, who=caller.name, why=why)
+        except IllegalTransition as e:
+            raise Problem(409, str(e), name=e.code) from None
+        if changed is None:
+            raise _unknown(name)
+        if changed.version is not None:
+            self._tell(name, changed.now, changed.version)
+        resp.data = json.dumps({"endpoint": name} | held(changed.now), default=jsonable).encode()
+
+    def _tell(self, name: str, now: Holding, version: int) -> None:
+        try:
+            self._queues.hold(name, version, hold_of(now.state))
+        except BrokerUnavailable as e:
+            _log.warning("endpoint.not_told", reason=str(e), endpoint=name)
+
+
+def held(now: Holding) -> dict[str, Any]:
+    """How an endpoint is held, as it is shown."""
+    return {"state": now.state, "reason": now.reason, "since": now.since, "by": now.by}
+
+
+def shown(name: str, *, database: Database, queues: Queues) -> dict[str, Any]:
+    """How an endpoint is held and how its lanes are, as members of its document."""
+    with database.connection() as connection:
+        now = holding.read(connection, name) or Holding()
+    try:
+        states = queues.lane_states(queues.lanes_of(name))
+    except BrokerUnavailable:
+        return held(now) | {"lane": None}
+    return held(now) | {"lane": _lane(now, states)}
+
+
+def _lane(now: Holding, states: Sequence[LaneState]) -> dict[str, Any]:
+    """All lanes of an endpoint as one: the state of the worst, and the sums."""
+    worst = min(states, key=lambda s: STATES.index(s.name))
+    # What Postgres says counts: Redis may not know yet, or any more.
+    state = now.state if now.state != "active" else worst.name if not worst.hold else "active"
+    breaker = worst.breaker
+    reason = now.reason if now.state != "active" else breaker.reason
+    if state == "retry_after":
+        reason = "the receiver asked to be left alone (Retry-After)"
+    until_s = {"open": breaker.left_s, "half_open": breaker.left_s, "retry_after": worst.retry_after_s}.get(state)
+    return {
+        "state": state,
+        "reason": reason,
+        # Of an open breaker: when a call may try; of one half open: when the call that tries is given up.
+        "until_s": None if until_s is None else round(until_s, 3),
+        "allowed": breaker.allow if state == "ramp" else None,
+        "under_way": sum(s.under_way for s in states),
+        "waiting": {line: sum(getattr(s, line) for s in states) for line in ("fresh", "retry", "replay")},
+    }
+
+
+def _reason(values: Any, *, needed: bool) -> str | None:
+    errors = bodies.unknown(values, frozenset({"reason"}), "this action")
+    why = values.get("reason")
+    if why is None or why == "":
+        if needed:
+            errors.append(FieldError("reason", "is required: it is shown where somebody asks why nothing goes"))
+    else:
+        try:
+            bodies.reason(why if isinstance(why, str) else "\n")
+            if str(why)[0].isspace():
+                errors.append(FieldError("reason", "must say why, and not begin with a space"))
+        except ValueError as e:
+            errors.append(FieldError("reason", str(e)))
+    if errors:
+        raise problems.invalid(errors)
+    return why or None
+
+
+def _unknown(name: str) -> Problem:
+    return Problem(404, f"there is no endpoint {name[:64]!a}", name="unknown-endpoint")

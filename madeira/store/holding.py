@@ -1,0 +1,97 @@
+"""Endpoints that somebody holds: paused for a while, or disabled until they are mended.
+
+A change is made in one transaction with its row in the audit, and raises the configuration's version, by which every process
+learns of it. What waits is not touched: it stays in its place, and nothing of it is counted.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import psycopg
+
+from madeira.errors import IllegalTransition
+from madeira.store import configuration
+from madeira.store.configuration import Entry
+
+#: What can be done with an endpoint.
+Action = Literal["pause", "resume", "disable", "enable"]
+
+#: From which states an action leads to which; every other state refuses it.
+MOVES: Final[dict[Action, tuple[frozenset[str], str]]] = {
+    "pause": (frozenset({"active", "paused"}), "paused"),
+    "resume": (frozenset({"active", "paused"}), "active"),
+    "disable": (frozenset({"active", "paused", "disabled"}), "disabled"),
+    "enable": (frozenset({"active", "disabled"}), "active"),
+}
+
+#: What to do instead where an action is refused.
+_INSTEAD: Final = {"paused": "resume it instead", "disabled": "enable it first"}
+
+#: How an endpoint is held.
+_READ: Final = "SELECT state, state_reason, state_since, state_by FROM endpoint WHERE name = %(name)s"
+
+#: Hold it, or let it go.
+_CHANGE: Final = """
+    UPDATE endpoint
+    SET state = %(state)s, state_reason = %(reason)s, state_since = clock_timestamp(), state_by = %(who)s
+    WHERE name = %(name)s
+    RETURNING state, state_reason, state_since, state_by
+"""
+
+#: How all of them are held.
+_ALL: Final = "SELECT name, state FROM endpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How an endpoint is held."""
+
+    #: ``active``, ``paused`` or ``disabled``.
+    state: str = "active"
+    reason: str | None = None
+    since: datetime | None = None
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What an action did."""
+
+    now: Holding
+    #: Version of the configuration since; None when nothing had to be changed.
+    version: int | None
+
+
+def read(conn: psycopg.Connection[Any], name: str) -> Holding | None:
+    """How an endpoint is held; None when there is none of this name."""
+    row = conn.execute(_READ, {"name": name}).fetchone()
+    return Holding(*row) if row else None
+
+
+def states(conn: psycopg.Connection[Any]) -> dict[str, str]:
+    """The state of each endpoint."""
+    return dict(conn.execute(_ALL).fetchall())
+
+
+def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str, why: str | None) -> Changed | None:
+    """Hold an endpoint, or let it go; None when there is none of this name. Doing it twice leaves one trace.
+
+    Raises:
+        IllegalTransition: its state does not allow it; its `code` is ``paused`` or ``disabled``.
+    """
+    with conn.transaction():
+        configuration.lock(conn)
+        before = read(conn, name)
+        if before is None:
+            return None
+        allowed, after = MOVES[action]
+        if before.state not in allowed:
+            raise IllegalTransition(f"the endpoint {name} is {before.state}: {_INSTEAD[before.state]}", code=before.state)
+        if before.state == after and (after == "active" or before.reason == why):
+            return Changed(before, None)
+        params = {"name": name, "state": after, "reason": None if after == "active" else why, "who": who}
+        row = conn.execute(_CHANGE, params).fetchone()
+        assert row is not None
+        configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"from": before.state, "to": after})])
+        return Changed(Holding(*row), configuration.raise_version(conn))
