@@ -170,7 +170,7 @@ def record(kind: Kind, of: str, spec: Mapping[str, Any]) -> Record:
         return Source(**{**spec, "name": of, "secrets": tuple(spec["secrets"])})
     if kind == "route":
         return Route(**{**spec, "name": of})
-    values = {key: value for key, value in spec.items() if key not in ("ordering", "breaker")}
+    values = {key: value for key, value in spec.items() if key != "breaker"}
     certificate = values.pop("client_certificate", None)
     return Endpoint(
         **{

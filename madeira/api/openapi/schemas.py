@@ -40,8 +40,17 @@ _WAITS: Final = obj(
         "seconds": number("Until it is due, until its lane's next chance, or until the call's lease ends."),
         "ahead": whole("How many go before it."),
         "for": words("rate", "cap", about="The limit that it waits for."),
+        "behind": obj({}, source=text(), event_id=EVENT_ID),
     },
-    where=words("held", "waiting", "delayed", "nowhere", "unknown"),
+    where=words(
+        "held",
+        "waiting",
+        "delayed",
+        "ordering",
+        "nowhere",
+        "unknown",
+        about="`ordering`: behind the delivery of another event, or an earlier event that is not routed yet.",
+    ),
 )
 
 _NEW_EVENT: Final = obj(
@@ -89,6 +98,7 @@ _DELIVERY: Final = obj(
     lane=text(),
     routes=array(text()),
     line=words("fresh", "retry", "replay"),
+    ordering_key=nullable(text("Deliveries of one endpoint and key go one after another.")),
     status=words(*DeliveryStatus),
     attempt=whole(),
     failures=whole("What counts against `max_attempts`."),
