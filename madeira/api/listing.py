@@ -90,7 +90,7 @@ class Event:
         resp.data = envelope(found)
 
     def _add_places(self, found: dict[str, Any], elsewhere: Container[int]) -> None:
-        """Say where what is unfinished waits, as far as Redis can tell at this moment; but not of deliveries that wait `elsewhere`."""
+        """Say where waits what is unfinished and does not wait `elsewhere`, as far as Redis can tell at this moment."""
         waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering") and d["id"] not in elsewhere]
         keys = [delivery_key(DeliveryRef(d["id"], found["seq"], d["lane"])) for d in waiting]
         try:

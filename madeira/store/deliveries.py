@@ -39,7 +39,7 @@ _CLAIM: Final = f"""
         SELECT d.id, a.token, a.lease_s, d.claim_token, d.claimed_at, d.attempt
         FROM asked a JOIN delivery d ON d.id = a.id
         WHERE d.status = 'pending' AND d.next_attempt_at <= now() + interval '1 s'
-                 AND (d.ordering_key IS NULL OR {ordering.NONE_BEFORE} AND {ordering.NONE_UNROUTED})
+                 AND {ordering.MAY_BEGIN}
               OR d.status = 'delivering' AND d.claim_token = a.token
               OR d.status = 'delivering' AND d.lease_until < now()
                  AND d.cancel_requested_at IS NULL AND d.lost + 1 < %(max_lost)s
@@ -307,7 +307,7 @@ def _why_not(conn: psycopg.Connection[Any], ids: set[int]) -> dict[int, Refused]
         reasons.update(_end_expired(conn, to_end))
     if ordered:
         for delivery_id, first in ordering.firsts(conn, ordered).items():
-            reasons[delivery_id] = _in_order(delivery_id, reasons[delivery_id], first)
+            reasons[delivery_id] = _in_order(conn, delivery_id, reasons[delivery_id], first)
     return reasons
 
 
@@ -321,7 +321,7 @@ def _reason(status: DeliveryStatus, due_s: float, lease_s: float | None) -> Refu
     return Refused("not_due", due_s) if due_s > 0 else Refused("contended", CONTENDED_DELAY_S)
 
 
-def _in_order(delivery_id: int, refused: Refused, first: First) -> Refused:
+def _in_order(conn: psycopg.Connection[Any], delivery_id: int, refused: Refused, first: First) -> Refused:
     """What a refusal means for a delivery with an ordering key, and what comes first of its key now."""
     if refused.reason in ("finished", "cancelled", "died"):
         return replace(refused, first=first.to_queue)
@@ -329,11 +329,10 @@ def _in_order(delivery_id: int, refused: Refused, first: First) -> Refused:
         return refused
     if first.ref.delivery_id != delivery_id:
         return Refused("behind", first=first.to_queue)
+    waited_s = ordering.unrouted_s(conn, delivery_id)
+    # Without one, what it had to wait for has ended meanwhile.
     least, most = ordering.UNROUTED_DELAY_S
-    if first.unrouted_s is not None:
-        return Refused("unrouted", min(most, max(least, first.unrouted_s)))
-    # What it had to wait for has ended meanwhile.
-    return replace(refused, delay_s=least)
+    return Refused("contended" if waited_s is None else "unrouted", min(most, max(least, waited_s or 0.0)))
 
 
 def _end_expired(conn: psycopg.Connection[Any], to_end: list[tuple[int, int]]) -> dict[int, Refused]:

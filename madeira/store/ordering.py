@@ -19,104 +19,72 @@ from madeira.store.columns import numbers
 #: Seconds that a delivery waits behind an event that is not routed yet: as long as that waits already, within these bounds.
 UNROUTED_DELAY_S: Final = (0.1, 1.0)
 
-#: Whether nothing unfinished of its key stands before the pending, ordered delivery `d`. Subqueries that give a value: an
-#: EXISTS may be planned as a table of all ordered deliveries.
-NONE_BEFORE: Final = """
-    (SELECT o.id FROM delivery o
-     WHERE o.endpoint = d.endpoint AND o.claimed_key = d.ordering_key AND o.id <> d.id LIMIT 1) IS NULL
-    AND (SELECT o.id FROM delivery o
-         WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key AND o.finished_at IS NULL
-               AND o.event_seq < d.event_seq
-         LIMIT 1) IS NULL
-"""
-
-#: The earliest event before the one of `d`, of the same source, that was to be routed at once and is not yet; and one whose
-#: time has come. What is not due yet stands in nobody's way.
-_UNROUTED: Final = """
-    SELECT {what} FROM event p
-    WHERE p.source = (SELECT s.source FROM event s WHERE s.seq = d.event_seq) AND p.seq + 0 < d.event_seq
-          AND (p.route_at IS NULL) IS FALSE AND p.deliver_at IS NULL
-    ORDER BY p.source, p.seq + 0 LIMIT 1
-"""
-_UNROUTED_LATER: Final = """
-    SELECT {what} FROM event p
-    WHERE p.source = (SELECT s.source FROM event s WHERE s.seq = d.event_seq) AND p.route_at + interval '0' <= now()
-          AND (p.route_at IS NULL) IS FALSE AND p.deliver_at IS NOT NULL AND p.seq < d.event_seq
-    ORDER BY p.source, p.route_at + interval '0' LIMIT 1
-"""
-
-#: Whether the delivery `d` waits for the routing of no earlier event.
-NONE_UNROUTED: Final = f"({_UNROUTED.format(what='p.seq')}) IS NULL AND ({_UNROUTED_LATER.format(what='p.seq')}) IS NULL"
-
 #: Whether the unfinished delivery `d` is to be queued.
-IS_FIRST: Final = f"(d.ordering_key IS NULL OR d.claimed_key IS NOT NULL OR {NONE_BEFORE})"
+IS_FIRST: Final = "(d.ordering_key IS NULL OR first_of_key(d.endpoint, d.ordering_key) = d.id)"
 
-#: The first delivery of the key of `d`.
-_FIRST: Final = """
-    SELECT f.id, f.event_seq, f.lane, f.lease_until, f.next_attempt_at
-    FROM delivery f
-    WHERE f.id = coalesce(
-        (SELECT o.id FROM delivery o WHERE o.endpoint = d.endpoint AND o.claimed_key = d.ordering_key LIMIT 1),
-        (SELECT o.id FROM delivery o
-         WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key AND o.finished_at IS NULL
-         ORDER BY o.event_seq LIMIT 1))
+#: Whether the pending delivery `d` may be begun, as far as its order is concerned.
+MAY_BEGIN: Final = """
+    (d.ordering_key IS NULL
+     OR first_of_key(d.endpoint, d.ordering_key) = d.id AND unrouted_before(d.event_seq) IS NULL)
 """
 
-#: The first deliveries of the keys of some; and how long the earliest event waits for its routing that stands before them.
+#: Seconds until `f` may be called or taken over.
+_DELAY: Final = "greatest(0, extract(epoch FROM coalesce(f.lease_until, f.next_attempt_at) - clock_timestamp()))::float8"
+
+#: The first deliveries of the keys of some, and whether they are held.
 _FIRSTS: Final = f"""
-    SELECT d.id, f.id, f.event_seq, f.lane,
-           greatest(0, extract(epoch FROM coalesce(f.lease_until, f.next_attempt_at) - clock_timestamp()))::float8,
-           coalesce(f.lease_until > clock_timestamp(), false),
-           extract(epoch FROM clock_timestamp() - least(({_UNROUTED.format(what="p.route_at")}),
-                                                        ({_UNROUTED_LATER.format(what="p.route_at")})))::float8
-    FROM (SELECT id, endpoint, ordering_key, event_seq FROM delivery WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
-    LEFT JOIN LATERAL ({_FIRST}) f ON true
+    SELECT d.id, f.id, f.event_seq, f.lane, {_DELAY}, coalesce(f.lease_until > clock_timestamp(), false)
+    FROM (SELECT id, endpoint, ordering_key FROM delivery WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
+    LEFT JOIN delivery f ON f.id = first_of_key(d.endpoint, d.ordering_key)
     WHERE d.ordering_key IS NOT NULL
 """  # noqa: S608
 
+#: How long the event waits for its routing that stands before the one of a delivery.
+_UNROUTED: Final = """
+    SELECT extract(epoch FROM clock_timestamp() - e.route_at)::float8
+    FROM delivery d JOIN event e ON e.seq = unrouted_before(d.event_seq)
+    WHERE d.id = %(id)s
+"""
+
 #: Which of some unfinished deliveries are to be queued.
 _LEADING: Final = f"""
-    SELECT d.id
-    FROM (SELECT id, endpoint, ordering_key, claimed_key, event_seq, finished_at FROM delivery
-          WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
+    SELECT d.id FROM (SELECT * FROM delivery WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
     WHERE d.finished_at IS NULL AND {IS_FIRST}
 """  # noqa: S608
 
 #: The first deliveries of the keys of an endpoint.
 _OF_ENDPOINT: Final = f"""
-    SELECT d.id, d.event_seq, d.lane,
-           greatest(0, extract(epoch FROM coalesce(d.lease_until, d.next_attempt_at) - clock_timestamp()))::float8
+    SELECT f.id, f.event_seq, f.lane, {_DELAY}
     FROM (SELECT * FROM delivery
           WHERE endpoint = %(endpoint)s AND ordering_key IS NOT NULL AND finished_at IS NULL
-          ORDER BY endpoint, ordering_key, event_seq LIMIT %(limit)s) d
-    WHERE {IS_FIRST}
+          ORDER BY endpoint, ordering_key, event_seq LIMIT %(limit)s) f
+    WHERE first_of_key(f.endpoint, f.ordering_key) = f.id
 """  # noqa: S608
 
 #: The first deliveries of the keys in which something ended lately, as the log tells; see `after_recent`.
 _AFTER_RECENT: Final = f"""
-    SELECT DISTINCT f.id, f.event_seq, f.lane,
-           greatest(0, extract(epoch FROM coalesce(f.lease_until, f.next_attempt_at) - clock_timestamp()))::float8
-    FROM (SELECT endpoint, ordering_key, finished_at FROM delivery WHERE id = ANY (ARRAY(
-        SELECT n.delivery_id FROM (SELECT delivery_id, recorded_at FROM delivery_log ORDER BY id DESC LIMIT %(limit)s) n
-        WHERE n.recorded_at >= now() - %(since_s)s * interval '1 s')) OFFSET 0) d
-    CROSS JOIN LATERAL ({_FIRST}) f
-    WHERE d.ordering_key IS NOT NULL AND d.finished_at <= now() - %(older_than_s)s * interval '1 s'
+    SELECT f.id, f.event_seq, f.lane, {_DELAY}
+    FROM (SELECT DISTINCT endpoint, ordering_key FROM (
+        SELECT endpoint, ordering_key, finished_at FROM delivery WHERE id = ANY (ARRAY(
+            SELECT n.delivery_id FROM (SELECT delivery_id, recorded_at FROM delivery_log ORDER BY id DESC LIMIT %(limit)s) n
+            WHERE n.recorded_at >= now() - %(since_s)s * interval '1 s')) OFFSET 0) d
+        WHERE ordering_key IS NOT NULL AND finished_at <= now() - %(older_than_s)s * interval '1 s') k
+    JOIN delivery f ON f.id = first_of_key(k.endpoint, k.ordering_key)
 """  # noqa: S608
 
-#: What the unfinished deliveries of an event wait for: the event of the first one, and how many there are before; or an event
-#: that is not routed yet.
-_WAITS: Final = f"""
+#: What the pending deliveries of an event wait for: the event of the first one of their key, and how many there are before; or an
+#: event that is not routed yet.
+_WAITS: Final = """
     SELECT d.id, e.source, e.event_id,
            (SELECT count(*) FROM (SELECT FROM delivery o
             WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key AND o.finished_at IS NULL
                   AND o.event_seq < d.event_seq LIMIT %(most)s) b)
     FROM delivery d
-    CROSS JOIN LATERAL ({_FIRST}) f
+    JOIN delivery f ON f.id = first_of_key(d.endpoint, d.ordering_key)
     JOIN event e ON e.seq = CASE WHEN f.id <> d.id THEN f.event_seq
-                                 WHEN d.next_attempt_at <= now()
-                                 THEN least(({_UNROUTED.format(what="p.seq")}), ({_UNROUTED_LATER.format(what="p.seq")})) END
+                                 WHEN d.next_attempt_at <= now() THEN unrouted_before(d.event_seq) END
     WHERE d.event_seq = %(seq)s AND d.status = 'pending' AND d.ordering_key IS NOT NULL
-"""  # noqa: S608
+"""
 
 #: Deliveries that are counted before one that waits, at most.
 _MOST: Final = 10_000
@@ -129,8 +97,6 @@ class First(NamedTuple):
     ref: DeliveryRef | None
     #: Whether a worker holds it, by a lease that has not run out.
     is_held: bool
-    #: Seconds since when an earlier event of the same source, than that of the delivery asked for, waits for its routing.
-    unrouted_s: float | None
 
     @property
     def to_queue(self) -> DeliveryRef | None:
@@ -149,10 +115,15 @@ class Wait(NamedTuple):
 def firsts(conn: psycopg.Connection[Any], ids: Sequence[int]) -> dict[int, First]:
     """The first deliveries of the keys of the deliveries `ids`, finished or not; those without a key are left out."""
     found = {}
-    for asked, first, seq, lane, delay_s, held, unrouted_s in conn.execute(_FIRSTS, {"ids": numbers(ids)}, binary=True):
-        ref = None if first is None else DeliveryRef(first, seq, lane, delay_s)
-        found[asked] = First(ref, held, unrouted_s)
+    for asked, first, seq, lane, delay_s, held in conn.execute(_FIRSTS, {"ids": numbers(ids)}, binary=True):
+        found[asked] = First(None if first is None else DeliveryRef(first, seq, lane, delay_s), held)
     return found
+
+
+def unrouted_s(conn: psycopg.Connection[Any], delivery_id: int) -> float | None:
+    """Seconds since when an event waits for its routing that stands before that of a delivery; None when there is none."""
+    row = conn.execute(_UNROUTED, {"id": delivery_id}, binary=True).fetchone()
+    return None if row is None else row[0]
 
 
 def following(conn: psycopg.Connection[Any], ended: Sequence[DeliveryRef]) -> list[DeliveryRef]:
