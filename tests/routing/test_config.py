@@ -106,7 +106,6 @@ def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
         (ENDPOINT + "concurrency=1.5\n", ["endpoint[e].concurrency", "a whole number, not a number"]),
         (ENDPOINT + "method='TRACE'\n", ["endpoint[e].method", "'TRACE'", "POST"]),
         (ENDPOINT + "require_body=1\n", ["endpoint[e].require_body", "true or false"]),
-        (ENDPOINT + "ordering='endpoint'\n", ["ordering", "not available in this version"]),
         (ENDPOINT + "[endpoint.breaker]\nenabled=true\n", ["endpoint[e].breaker.enabled", "not available in this version"]),
         (ENDPOINT + "[endpoint.breaker]\nenbled=false\n", ["endpoint[e].breaker.enbled", "did you mean 'enabled'"]),
         (ENDPOINT + "[endpoint.headers]\nHost='x'\n", ["endpoint[e].headers.Host: ", "set by Madeira"]),
