@@ -39,6 +39,9 @@ _SETTLE_EVERY_S = 5.0
 #: Share of the lease's margin that may pass between hand-out and call; past it the call might outlive its lease.
 _LATEST_START = 0.5
 
+#: Seconds after which a delivery whose endpoint cannot be called from here is handed out again, to whomever.
+_OUT_OF_USE_S = 1.0
+
 #: Times that a delivery whose row is not there is asked for again, before it is dropped: a minute and a quarter.
 _MISSING_TRIES = 4
 
@@ -50,7 +53,9 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
     hand = tools.hand()
     endpoint = tools.endpoint(lane)
     if endpoint is None:
-        hand.give_back()
+        # Gone, or out of use in this process: another one may deliver it, and this one must not get it again at once.
+        hand.refund = True
+        hand.delay(_OUT_OF_USE_S)
         return
     claim = _claim(tools, hand, endpoint, delivery_id)
     if claim is None:

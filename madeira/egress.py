@@ -29,6 +29,9 @@ _REMEMBERED: Final = 8192
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
+#: What opens a name of this machine.
+_BOTH: Final = "127.0.0.1,::1"
+
 _LOOPBACK: Final = "this machine itself (loopback)"
 _METADATA: Final = "the metadata service of a cloud"
 _LINK_LOCAL: Final = "a link-local address"
@@ -182,7 +185,7 @@ class Egress:
             return f"{name} is {kind}, which is not called unless {_ALLOW} names it and its address"
         if self._opens_loopback:
             return None
-        return f"{name} is {kind}, which is not called; allow it with {_ALLOW}=127.0.0.1,::1"
+        return f"{name} is {kind}, which is not called; allow it with {_ALLOW}={_BOTH}"
 
     def _judge(self, host: str, address: str) -> str | None:
         name = _bare(host)
@@ -195,21 +198,23 @@ class Egress:
             if refused:
                 return refused
         allowed = None if literal else _best(name, self._allowed_names)
+        # Such a name mostly has two addresses: to be told of one, and then of the other, would be tiresome.
+        is_loopback = not literal and _names_loopback(_best(name, _NAMES))
         shown = str(found) if literal else f"{found}, an address of {name},"
         for each in (found, *_embedded(found)):
-            refused = self._refusal_of_address(each, allowed)
+            refused = self._refusal_of_address(each, allowed, _BOTH if is_loopback else str(each))
             if refused:
                 return f"{shown if each is found else f'{each}, which {shown} stands for,'} {refused}"
         return None
 
-    def _refusal_of_address(self, address: _Address, allowed_name: _Pattern | None) -> str | None:
+    def _refusal_of_address(self, address: _Address, allowed_name: _Pattern | None, remedy: str) -> str | None:
         allowed = _longest(address, self._allowed)
         length = allowed.prefixlen if allowed else -1
         built_in = _longest(address, _NETWORKS)
         kind = _NETWORKS[built_in] if built_in else None
         if built_in and kind and built_in.prefixlen > length and not (kind == _LOOPBACK and _names_loopback(allowed_name)):
             if kind == _LOOPBACK:
-                return f"is {kind}, which is not called; allow it with {_ALLOW}={address}"
+                return f"is {kind}, which is not called; allow it with {_ALLOW}={remedy}"
             return f"is {kind}, which is not called unless {_ALLOW} names it"
         denied = _longest(address, self._denied)
         if denied is None or denied.prefixlen < length:

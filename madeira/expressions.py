@@ -11,7 +11,7 @@ How JSON appears in CEL: an integer of 64 bits is an ``int``, up to ``1844674407
 ``double``, which keeps about 16 digits; a number with a fraction or an exponent is a ``double``. Comparisons go across these
 types (``1 == 1.0`` is true, ``payload.amount > 100`` holds for ``100.5``), arithmetic does not: write
 ``double(payload.amount) * 1.5``. A field that is not there is an error, not null; ``has(payload.amount)`` asks for it.
-``||`` and ``&&`` pass over an error on one side when the other side decides.
+``||`` and ``&&`` pass over an error on one side when the other side decides. ``size`` of a text counts bytes of UTF-8.
 """
 
 import difflib
@@ -19,7 +19,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,11 +39,11 @@ MAX_NESTING: Final = 2
 #: Steps that an evaluation may take as far as can be told beforehand; one takes 50 to 100 ns.
 MAX_WORK: Final = 10_000_000
 
-#: Steps that the compilation of a regular expression counts for; it is compiled each time it is used.
-_REGEX_WORK: Final = 1000
+#: Steps that one part of a regular expression counts for where it is used in a comprehension: it is compiled each time.
+_REGEX_WORK: Final = 3000
 
-#: Repetitions that a regular expression may ask for (``{n}``), multiplied: they are written out when it is compiled.
-_MAX_REPEATS: Final = 100
+#: Parts of all regular expressions of an expression, at most; repetitions (``{n}``) are written out when it is compiled.
+_MAX_REGEX: Final = 1000
 
 #: Characters of a text that count as one value.
 _TEXT_UNIT: Final = 64
@@ -100,7 +100,8 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-_REPEAT: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+#: A part of a regular expression: a repetition, a class, an escape, or any other character.
+_PART: Final = re.compile(r"\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[pP]\{[^}]*\}|\\.|.", re.DOTALL)
 
 
 class ExpressionFailed(MadeiraError):
@@ -263,8 +264,8 @@ class _Shape:
     collecting: int = 0
     #: Comprehensions whose body reads more than its own element.
     outward: int = 0
-    #: Whether a regular expression is used in a comprehension.
-    regex: bool = False
+    #: Parts of the regular expressions in comprehensions.
+    regex: int = 0
     additions: int = 0
 
     @property
@@ -277,7 +278,7 @@ class _Shape:
         times = 1 + self.additions
         longest = size.longest * times
         steps: int = size.values * times**2 * longest ** (self.outward + (self.collecting > 0)) * max(1, self.macros)
-        return steps * _REGEX_WORK if self.regex else steps
+        return steps * max(1, _REGEX_WORK * self.regex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +349,7 @@ def _shape(tokens: list[_Token], macros: list[_Macro]) -> _Shape:
         macros=len(macros),
         collecting=sum(m.name in _COLLECTING for m in macros),
         outward=sum(m.is_outward for m in macros),
-        regex=any(token.text == "matches" for m in macros for token in m.body),
+        regex=sum(_regex_size(pattern) for m in macros if m.level == 1 for pattern in _patterns(m.body)),
         additions=sum(token.text == "+" for token in tokens),
     )
 
@@ -390,23 +391,46 @@ def _misused(macros: list[_Macro], variables: frozenset[str]) -> str | None:
 
 
 def _bad_regex(tokens: list[_Token]) -> str | None:
+    size = sum(_regex_size(pattern) for pattern in _patterns(tokens))
+    if size > _MAX_REGEX:
+        return f"the patterns of matches have {size} parts, repetitions ({{n}}) written out; {_MAX_REGEX} are allowed"
     for at, token in enumerate(tokens):
         if token.text != "matches" or token.kind != "name":
             continue
-        following = tokens[at + 1 : at + 4]
-        if at == 0 or tokens[at - 1].text != "." or [t.kind for t in following] != ["sign", "string", "sign"]:
+        opening, pattern_token, closing = (tokens[at + 1 : at + 4] + [_Token("", "")] * 3)[:3]
+        is_plain = pattern_token.kind == "string" and (opening.text, closing.text) == ("(", ")")
+        if at == 0 or tokens[at - 1].text != "." or not is_plain:
             return 'matches needs its pattern as a text in quotes, such as payload.name.matches("^[a-z]+$")'
-        pattern = following[1].text
-        repeats = 1
-        for least, most in _REPEAT.findall(pattern):
-            repeats *= max(1, int(least[:6]), int(most[:6] or 0))
-        if repeats > _MAX_REPEATS:
-            return f"the pattern {pattern[:60]} repeats too much; {_MAX_REPEATS} repetitions ({{n}}), multiplied, are allowed"
+        pattern = pattern_token.text
         try:
             cel.compile(f"''.matches({pattern})").execute({})
         except RuntimeError:
             return f"the pattern {pattern[:60]} is no regular expression"
     return None
+
+
+def _patterns(tokens: Sequence[_Token]) -> Iterator[str]:
+    """The texts that stand behind ``matches(``."""
+    for name, bracket, text in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if name.text == "matches" and bracket.text == "(" and text.kind == "string":
+            yield text.text.lstrip("rRbB").strip("'\"")
+
+
+def _regex_size(pattern: str) -> int:
+    """How many parts a regular expression has once its repetitions are written out."""
+    sizes, last = [0], 0
+    for part in _PART.finditer(pattern):
+        if part["least"] is not None:
+            sizes[-1] += last * (max(1, int(part["least"][:6]), int((part["most"] or "0")[:6])) - 1)
+        elif part[0] == "(":
+            sizes.append(0)
+        elif part[0] == ")" and len(sizes) > 1:
+            last = sizes.pop()
+            sizes[-1] += last
+        else:
+            last = 1
+            sizes[-1] += last
+    return sum(sizes)
 
 
 def _syntax(message: str) -> str:

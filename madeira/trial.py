@@ -135,7 +135,9 @@ class Trials:
         if stored is None:
             raise NotThere(f"there is no endpoint {name!r}")
         problems = Problems()
-        found = resolved("endpoint", name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems)
+        found = resolved(
+            "endpoint", name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems, stored=True
+        )
         if not isinstance(found, Endpoint):
             raise Unusable(f"endpoint {name}: " + "; ".join(f"{p.field}: {p.detail}" for p in problems.found))
         return found

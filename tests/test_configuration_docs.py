@@ -1,49 +1,82 @@
-"""The settings in docs/configuration.md are made from the settings themselves."""
+"""The tables in docs/configuration.md are made from the settings and from the table of fields."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
-from madeira.routing import config
+from madeira.routing.fields import FIELDS, KINDS, Field
 from madeira.settings import Settings, environment_name
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
-BEGIN: Final = "<!-- settings: made from madeira/settings.py by `python -m tests.test_configuration_docs` -->\n"
-END: Final = "<!-- end of settings -->\n"
+MADE: Final = "made by `python -m tests.test_configuration_docs`"
 
 
-def table() -> str:
+def settings_table() -> str:
     """The table of all settings."""
     lines = ["", "| name | what it does | default |", "|---|---|---|"]
     for f in fields(Settings):
         unit = f" ({f.metadata['unit']})" if f.metadata["unit"] else ""
-        lines.append(f"| `{environment_name(f)}` | {f.metadata['doc']}{unit} | {_default(f.default)} |")
+        lines.append(f"| `{environment_name(f)}` | {f.metadata['doc']}{unit} | {_setting(f.default)} |")
     return "\n".join(lines) + "\n\n"
 
 
-def _default(value: object) -> str:
-    if value in ("", (), None):
-        return ""
+def _setting(value: object) -> str:
+    return "" if value in ("", (), None) else _shown(value)
+
+
+def fields_table() -> str:
+    """The table of all fields of sources, endpoints and routes."""
+    lines = ["", "| table | field | what it is | default |", "|---|---|---|---|"]
+    for kind in KINDS:
+        lines += _rows(f"[[{kind}]]", kind, FIELDS[kind])
+    return "\n".join(lines) + "\n\n"
+
+
+def _rows(table: str, path: str, found: tuple[Field, ...]) -> Iterator[str]:
+    label = f"`{table}`"
+    for field in found:
+        unit = f" ({field.unit})" if field.unit else ""
+        default = "required" if field.required else field.absent or _shown(field.default)
+        yield f"| {label} | `{field.name}` | {field.doc.replace('|', '&#124;')}{unit} | {default} |"
+        label = ""
+    for field in found:
+        if field.fields:
+            yield from _rows(f"[{path}.{field.name}]", f"{path}.{field.name}", field.fields)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def page() -> str:
-    """The page with its table made anew."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
+    """The page with its tables made anew."""
+    text = PAGE.read_text()
+    for name, made in (("settings", settings_table()), ("fields", fields_table())):
+        begin, end = f"<!-- {name}: {MADE} -->\n", f"<!-- end of {name} -->\n"
+        before, found, rest = text.partition(begin)
+        assert found, f"the page has no mark for {name}"
+        _, found, after = rest.partition(end)
+        assert found, f"the page has no end of {name}"
+        text = before + begin + made + end + after
+    return text
 
 
-def test_the_page_has_the_settings_as_they_are() -> None:
+def test_the_page_has_settings_and_fields_as_they_are() -> None:
     """The reference cannot lag behind: `python -m tests.test_configuration_docs` makes it anew."""
     assert PAGE.read_text() == page()
 
 
-def test_the_page_names_every_field_of_the_file() -> None:
-    """Whatever the configuration file may hold is explained."""
-    text = PAGE.read_text()
-    known = {*config._ENDPOINT, *config._RETRY, *config._ROUTE} - {"ordering", "breaker", "retry"}
-    assert not [name for name in known if f"`{name}`" not in text]
+def test_every_field_says_what_it_does_and_what_holds_without_it() -> None:
+    """A person who reads the table need not read the code."""
+
+    def bare(found: tuple[Field, ...]) -> list[str]:
+        silent = [f.name for f in found if not f.doc or not (f.required or f.absent or f.default is not None)]
+        return silent + [name for f in found for name in bare(f.fields)]
+
+    assert not [name for kind in KINDS for name in bare(FIELDS[kind])]
 
 
 if __name__ == "__main__":

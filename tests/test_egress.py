@@ -328,6 +328,13 @@ def test_the_remedy_for_this_machine_works_as_it_is_told(host):
         assert egress.refusal(host, "127.0.0.1") is egress.refusal(host, "::1") is None
 
 
+def test_the_remedy_for_a_name_of_this_machine_opens_both_its_addresses():
+    """Whoever has opened one is not told of the other one only, to be told of the first next time."""
+    for opened, found in (("127.0.0.1", "::1"), ("::1", "127.0.0.1")):
+        refused = Egress(allow=(opened,)).refusal("localhost", found) or ""
+        assert refused.endswith("MADEIRA_EGRESS_ALLOW=127.0.0.1,::1")
+
+
 def test_a_refusal_names_the_entry_that_denies():
     """Whoever reads it is on call, and looks for the line to change."""
     egress = Egress(deny=("10.66.0.0/16", "*.evil.test"))
@@ -374,3 +381,10 @@ def test_a_malformed_entry_stops_the_start_and_is_named(entry, setting):
         Egress(**{setting: ("10.0.0.0/8", entry)})
     assert f"MADEIRA_EGRESS_{setting.upper()}" in str(caught.value)
     assert repr(entry) in str(caught.value)
+
+
+def test_the_settings_of_every_process_are_checked_when_they_are_read():
+    """Not only where calls are made."""
+    with pytest.raises(SettingsError, match=r"MADEIRA_EGRESS_DENY: 'http://a\.test'"):
+        load({"MADEIRA_EGRESS_DENY": "10.0.0.0/8, http://a.test"})
+    assert load({"MADEIRA_EGRESS_ALLOW": "127.0.0.1, *.internal,"}).egress_allow == ("127.0.0.1", "*.internal")

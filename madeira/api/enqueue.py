@@ -23,7 +23,10 @@ class _Queues(Protocol):
 
 
 class Enqueue:
-    """Called by the committing thread with what was committed; never raises, never takes long.
+    """Called by whoever committed, with what was committed; never raises, never takes long.
+
+    The committing thread and those that serve batches share one: that of two of them both ask Redis, or both wait, when it has
+    just failed does no harm.
 
     `queues` must bound the time of a call itself; `clock` gives monotonic seconds.
     """

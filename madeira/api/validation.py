@@ -87,7 +87,7 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
                 errors.append(FieldError(name, str(e)))
     refused = _refusal_of_target(checked.get("target_uri"), egress)
     if refused is not None:
-        errors.append(FieldError("target_uri", f"is not called: {refused}"))
+        errors.append(FieldError("target_uri", refused))
     if values.get("source", source) != source:
         errors.append(FieldError("source", "must equal the header X-Madeira-Source, or be left out"))
     if errors:

@@ -31,7 +31,7 @@ _MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"
 
 
 @click.command("list")
-@click.option("--status", type=click.Choice([*EventStatus]), help="Only events in this state.")
+@click.option("--status", type=click.Choice([status.value for status in EventStatus]), help="Only events in this state.")
 @click.option("--type", "event_type", help="Only this type, or with a star at its end all that begin so.")
 @click.option("--source", help="Only events of this source.")
 @click.option("--endpoint", help="Only events that go to this endpoint.")

@@ -13,6 +13,8 @@ from madeira import __version__
 from madeira.cli.apply import apply, export
 from madeira.cli.cancel import cancel
 from madeira.cli.doctor import doctor
+from madeira.cli.dry_run import dry_run
+from madeira.cli.endpoints import endpoints
 from madeira.cli.events import events, trace
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
@@ -84,6 +86,8 @@ for command in (
     cancel,
     reconcile,
     token,
+    endpoints,
+    dry_run,
     doctor,
 ):
     main.add_command(command)

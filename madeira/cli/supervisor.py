@@ -49,13 +49,13 @@ class Part(Protocol):
         """Stop it in order, or at once as soon as `hurry` says so."""
 
     def reload(self) -> None:
-        """Let it read its configuration again."""
+        """Let it start its processes anew, without a gap."""
 
 
 class Program:
     """A program of ours as a child process, with its output in the common log.
 
-    `stop_s` is how long it may take to stop; `reload_signal` makes it read its configuration again.
+    `stop_s` is how long it may take to stop; `reload_signal` makes it start its processes anew.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Server:
         self.server.stop()
 
     def reload(self) -> None:
-        """Nothing: our configuration is not its."""
+        """Nothing: it serves on."""
 
 
 class Supervisor:
@@ -165,7 +165,7 @@ class Supervisor:
         self._wake = threading.Event()
 
     def handle_signals(self) -> None:
-        """SIGINT and SIGTERM stop everything (a second one in a hurry), SIGHUP lets the parts read their configuration."""
+        """SIGINT and SIGTERM stop everything (a second one in a hurry), SIGHUP lets the parts start their processes anew."""
         for sig in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sig, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
@@ -199,7 +199,7 @@ class Supervisor:
             self._wake.clear()
             if self._reload:
                 self._reload = False
-                self._output.line("up", "SIGHUP: the configuration is read again")
+                self._output.line("up", "SIGHUP: API and workers start their processes anew")
                 for watched in self._parts:
                     watched.part.reload()
             for watched in self._parts:

@@ -181,7 +181,9 @@ class _Up:
             MADEIRA_DATABASE_URL=values.database_url,
             MADEIRA_REDIS_URL=values.redis_url,
             MADEIRA_DATA_DIR=str(values.data_dir),
-            MADEIRA_CONFIG=str(values.config) if values.config else None,
+            # Applied already; a process that is started again must not stop over a file that has gone.
+            MADEIRA_CONFIG=None,
+            MADEIRA_SECRET_KEY=",".join(values.secret_key) or None,
             MADEIRA_EGRESS_ALLOW=",".join(values.egress_allow) or None,
             MADEIRA_LOG_FORMAT=values.log_format,
             MADEIRA_LOG_LEVEL=values.log_level,

@@ -31,7 +31,9 @@ def url() -> Value:
 
     def check(value: Any, how: How) -> str:
         found = values.as_text(value, target.MAX_URL)
-        if found == CALLBACK_URL:
+        if found == CALLBACK_URL or how.stored:
+            # Were one that is stored no URL after all, each attempt would say so, on record; an endpoint that cannot be
+            # used at all would only let its deliveries wait.
             return found
         if not found.isprintable() or " " in found:
             raise Wrong("holds a space or a control character")
@@ -115,7 +117,7 @@ def headers() -> Value:
                 _check_header_name(name, found)
                 found[name] = one.check(one_value, how)
             except Wrong as e:
-                problems += [(f".{name[:100]}{at}", detail) for at, detail in e.problems]
+                problems += [(f".{values.printable(name)}{at}", detail) for at, detail in e.problems]
         if problems:
             raise Wrong.of(problems)
         return found

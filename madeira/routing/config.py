@@ -19,7 +19,7 @@ from madeira.records import CALLBACK_URL, ClientCertificate, Endpoint, RetryPoli
 from madeira.routing import secrets
 from madeira.routing.checks import as_table, check_pair
 from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
-from madeira.routing.values import ENV_PREFIX, How, Wrong, name
+from madeira.routing.values import ENV_PREFIX, How, Wrong, name, printable
 from madeira.sealing import Sealer
 from madeira.settings import secret_reference
 
@@ -101,7 +101,7 @@ def _table(fields: tuple[Field, ...], table: Mapping[str, Any], how: How, proble
     known = [one.name for one in fields]
     for key in table:
         if key not in known:
-            problems.add(f"{at}{str(key)[:100]}", f"unknown field{did_you_mean(key, known)}")
+            problems.add(f"{at}{printable(key)}", f"unknown field{did_you_mean(key, known)}")
     found: dict[str, Any] = {}
     for one in fields:
         if one.name in table:
@@ -189,11 +189,19 @@ def _retry(table: Mapping[str, Any]) -> RetryPolicy:
 
 
 def resolved(
-    kind: Kind, of: str, spec: Mapping[str, Any], *, sealer: Sealer, environ: Mapping[str, str] | None, problems: Problems
+    kind: Kind,
+    of: str,
+    spec: Mapping[str, Any],
+    *,
+    sealer: Sealer,
+    environ: Mapping[str, str] | None,
+    problems: Problems,
+    stored: bool = False,
 ) -> Record | None:
     """The record of an object, with its secrets opened and looked up; None, and what is wrong, when that is impossible.
 
-    `environ` is where ``env:NAME`` is looked up; the process's environment when absent.
+    `environ` is where ``env:NAME`` is looked up; the process's environment when absent. `stored` says that `spec` is from the
+    database.
     """
     before = len(problems.found)
     opened = secrets.opened(kind, spec, sealer, problems.add, {})
@@ -207,7 +215,7 @@ def resolved(
             problems.add(str(place), f"the environment variable {text.removeprefix(ENV_PREFIX)} is not set in this process")
             return text
 
-    found = canonical(kind, of, secrets.changed(kind, opened, look_up), How(resolved=True), problems)
+    found = canonical(kind, of, secrets.changed(kind, opened, look_up), How(resolved=True, stored=stored), problems)
     return record(kind, of, found) if len(problems.found) == before else None
 
 
@@ -220,7 +228,7 @@ def tables(text: str, problems: Problems) -> dict[Kind, dict[str, dict[str, Any]
     document = _toml(text, problems)
     for one in document:
         if one not in KINDS:
-            problems.add(one[:100], f"unknown field{did_you_mean(one, KINDS)}")
+            problems.add(printable(one), f"unknown field{did_you_mean(one, KINDS)}")
     for kind in KINDS:
         listed = document.get(kind, [])
         if not isinstance(listed, list) or not all(isinstance(t, dict) for t in listed):

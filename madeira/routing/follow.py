@@ -205,7 +205,9 @@ class _Maker:
     def _make(self, stored: Stored) -> tuple[Record | None, str]:
         """The record, and why it is unusable; of an unusable endpoint what routing needs, if there is so much."""
         problems = Problems()
-        made = resolved(stored.kind, stored.name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems)
+        made = resolved(
+            stored.kind, stored.name, stored.spec, sealer=self._sealer, environ=self._environ, problems=problems, stored=True
+        )
         if made is not None:
             return made, ""
         reason = "; ".join(f"{p.field}: {p.detail}" for p in problems.found)

@@ -55,6 +55,8 @@ class How:
 
     #: Whether secrets are the secrets themselves; else ``env:NAME`` is a reference, which cannot be looked into.
     resolved: bool = False
+    #: Whether the value is from the database, and was checked when it was saved.
+    stored: bool = False
     #: Why a host may not be called; None when it may.
     refusal_of_host: Callable[[str], str | None] = lambda _host: None
 
@@ -68,6 +70,11 @@ class Value(NamedTuple):
 
     check: Check
     schema: Mapping[str, Any]
+
+
+def printable(key: str) -> str:
+    """A key of a document, as the place of a problem: on one line, and not longer than a line."""
+    return key[:100] if key.isprintable() else ascii(key[:100])
 
 
 def kind_of(value: Any) -> str:

@@ -200,7 +200,8 @@ def cancel_endpoint(
     """
     with conn.transaction():
         params = {"endpoint": endpoint, "after": after_id, "limit": limit, "look": LOOK}
-        ((ids, seqs, goes_on),) = conn.execute(_PAGE, params)
+        # Planned anew each time: a plan from before the table was analysed may walk all that has ended.
+        ((ids, seqs, goes_on),) = conn.execute(_PAGE, params, prepare=False)
         if not ids:
             return EndpointPage(after_id=goes_on)
         conn.execute(_LOCK_EVENTS, {"seqs": numbers(seqs)})

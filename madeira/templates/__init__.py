@@ -43,7 +43,7 @@ def url_of(endpoint: Endpoint, values: Mapping[str, Any]) -> str:
     """
     if endpoint.is_callback:
         return values["target_uri"] or ""
-    return _named("url", url, endpoint.url, values) if "{" in endpoint.url else endpoint.url
+    return _named("url", url, endpoint.url, values)
 
 
 def headers_of(endpoint: Endpoint, values: Mapping[str, Any]) -> Mapping[str, str]:

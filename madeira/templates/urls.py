@@ -99,7 +99,7 @@ def expand(text: str, values: Mapping[str, Any]) -> str:
         if not address:
             raise TemplateFailed("the event brought no target_uri")
         return str(address)
-    if "{" not in text:
+    if "{" not in text and "}" not in text:
         return text
     template = _compiled(text)
     found: dict[str, VariableValue] = {}

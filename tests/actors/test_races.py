@@ -506,6 +506,8 @@ def test_a_worker_that_is_stopped_gives_back_to_the_front_what_it_has_not_starte
 def test_messages_of_two_queues_never_share_a_hand(make: Make) -> None:
     """Each consumer counts its own calls: the third of one must not be taken for the third of the other."""
     process = make()
+    process.tools.rules.start()
+    assert process.tools.rules.wait(10)
     taken: dict[str, str] = {}
     for queue in (DELIVER, ROUTE):
         consumer = process.broker.consume(queue, prefetch=9, timeout=100)

@@ -115,10 +115,15 @@ def test_one_id_twice_in_a_batch_is_a_duplicate_or_a_conflict(shared_api: Api) -
     """The first line counts; the same again is a duplicate, other content is rejected with the id, wherever it stands."""
     one, other = uuid.uuid4().hex, uuid.uuid4().hex
     far = fresh(250)
-    body = lines(event(one), event(one), event(one, payload=2), event(other), *far, event(other, payload=2), event(one))
+    body = lines(event(one), event(one), event(one, payload=2), event(other), *far, event(other, payload=2), event(one), b"{")
     told = send(shared_api, body).json
     assert (told["accepted"], told["duplicates"]) == (252, 2)
-    assert [(r["line"], r["type"], r["event_id"]) for r in told["rejected"]] == [(3, "conflict", one), (255, "conflict", other)]
+    # In the order of the file, though a conflict shows only at the commit.
+    assert [(r["line"], r["type"], r.get("event_id")) for r in told["rejected"]] == [
+        (3, "conflict", one),
+        (255, "conflict", other),
+        (257, "not-strict-json", None),
+    ]
 
 
 def test_a_rejected_line_names_its_event_where_that_is_known(shared_api: Api) -> None:
@@ -249,3 +254,16 @@ def test_a_batch_is_accepted_while_redis_is_away(serve: Callable[..., Api], data
     api = serve(database_url, own_redis.url).start()
     own_redis.kill()
     assert send(api, lines(*fresh(450))).json["accepted"] == 450
+
+
+def test_what_the_store_will_not_take_is_rejected_alone(api: Api) -> None:
+    """An event that Postgres refuses spoils none of those that were to be committed with it; the log tells the cause."""
+    with psycopg.connect(api.database_url, autocommit=True) as c:
+        c.execute("ALTER TABLE event ADD CONSTRAINT none_of_these CHECK (event_type <> 'refused')")
+    bodies = fresh(5)
+    bodies[2] = event("refused", event_type="refused")
+    told = send(api, lines(*bodies)).json
+    assert (told["accepted"], told["duplicates"]) == (4, 0)
+    assert [(r["line"], r["type"], r["event_id"]) for r in told["rejected"]] == [(3, "internal", "refused")]
+    assert rows(api.database_url) == 4
+    assert "none_of_these" in api.log.read_text()

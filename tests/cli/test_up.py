@@ -261,7 +261,7 @@ def test_a_mistake_stops_the_start_with_one_line(place: Place) -> None:
     config.write_text("[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\n")
     place.environ["MADEIRA_CONFIG"] = str(config)
     told = place.run("up", code=1)
-    assert "endpoint 'e': field url" in told
+    assert "wrong.toml: endpoint[e].url: must be" in told
     assert "Traceback" not in told
     assert not [pid for pid in self_and_servers(place) if members(pid)]
 
@@ -275,26 +275,65 @@ def test_a_taken_port_is_told(place: Place) -> None:
     assert "set MADEIRA_PORT to another one" in told
 
 
-def test_sighup_reads_the_configuration_again(place: Place) -> None:
-    """After SIGHUP the parts run on, with what the file says now; Ctrl-C then ends everything that was started."""
+def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place: Place) -> None:
+    """The file of MADEIRA_CONFIG counts at the start; then `apply` changes it, in every process, and a restart keeps that."""
     config = place.folder / "rules.toml"
     text = '[[source]]\nname = "{}"\nsecrets = ["x"]\n'
     config.write_text(text.format("one"))
     place.environ["MADEIRA_CONFIG"] = str(config)
-    place.environ["MADEIRA_LOG_LEVEL"] = "info"
     up = place.up()
+    key_file = Path(re.sub(r".* is in (\S+);.*", r"\1", up.wait_for("a key for secrets was made")))
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    up.wait_for("rules.toml is applied: 1 added")
     url = re.sub(r".*(http://\S+);.*", r"\1", up.wait_for("the API listens"))
     wait_until(lambda: _ready(url), "the start of the API")
-    config.write_text(text.format("two"))
-    up.process.send_signal(signal.SIGHUP)
-    up.wait_for("SIGHUP: the configuration is read again")
+    assert place.accepts("e-0", "--source", "one")
 
-    wait_until(lambda: place.accepts("e", "--source", "two"), "the acceptance by the new source")
+    other = place.folder / "other.toml"
+    other.write_text(text.format("two"))
+    assert "+ source two" in place.run("apply", "--dry-run", str(other))
+    assert "two" not in place.run("export")
+    assert json.loads(place.run("apply", "--json", str(other)))["added"] == ["source two"]
+    wait_until(lambda: place.accepts("e-1", "--source", "two", "--secret", "x"), "the acceptance by the new source", 5)
+    told = place.run(
+        "apply", "-", "--prune", stdin="[[source]]\nname = 'two'\n[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\n", code=1
+    )
+    assert "source[two].secrets: is missing" in told
+    assert "endpoint[e].url: must be" in told
+    exported = place.run("export")
+    assert 'name = "two"' in exported
+    assert "sealed:" in exported
+    assert "2 unchanged" in place.run("apply", "-", stdin=exported)
+
+    up.process.send_signal(signal.SIGHUP)
+    up.wait_for("SIGHUP: API and workers start their processes anew")
+    wait_until(lambda: place.accepts("e-2", "--source", "two", "--secret", "x"), "the acceptance after SIGHUP")
     processes = [*place.sessions(), *place.servers()]
     assert up.end() == 0
     assert not [line for line in up.lines if "is started again" in line]
     assert "everything is stopped" in up.lines[-1]
     assert not [pid for pid in processes if members(pid)]
+    again = place.up()
+    again.wait_for("rules.toml is applied: 1 unchanged, 1 not in the file and kept")
+    assert not [line for line in again.lines if "a key for secrets was made" in line]
+
+
+def test_keys_are_changed_from_the_terminal(place: Place) -> None:
+    """`keygen` makes a key, `reencrypt` brings everything under it, and then the old one is not needed any more."""
+    config = place.folder / "rules.toml"
+    config.write_text('[[source]]\nname = "one"\nsecrets = ["x"]\n')
+    place.environ["MADEIRA_CONFIG"] = str(config)
+    old, new = place.run("keygen").strip(), place.run("keygen").strip()
+    place.environ["MADEIRA_SECRET_KEY"] = old
+    up = place.up()
+    up.wait_for("rules.toml is applied")
+    place.environ["MADEIRA_SECRET_KEY"] = f"{new},{old}"
+    assert "~ source one" in place.run("reencrypt")
+    assert "nothing to do" in place.run("reencrypt")
+    place.environ["MADEIRA_SECRET_KEY"] = old
+    assert "no key in MADEIRA_SECRET_KEY opens it" in place.run("reencrypt", code=1)
+    place.environ["MADEIRA_SECRET_KEY"] = new
+    assert "1 unchanged" in place.run("apply", str(config))
 
 
 def self_and_servers(place: Place) -> list[int]:

@@ -3,10 +3,12 @@
 Python and curl with openssl must be on the machine; Node and Go are tried where they are.
 """
 
+import itertools
 import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,8 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 
+from madeira import client
 from madeira.delivery.client import Caller
 from madeira.delivery.request import build
 from madeira.delivery.verdict import judge
@@ -24,7 +28,7 @@ from madeira.states import Outcome
 from tests.api.serving import ROOT, SECRET, Api
 from tests.client.conftest import answer_lost, passed_on
 from tests.delivery.samples import CLAIM, ENDPOINT, LOOPBACK, WHSEC, claim
-from tests.receiver import Answer
+from tests.receiver import Answer, json_answer
 
 PAGE = (ROOT / "docs" / "sending.md").read_text()
 
@@ -93,6 +97,22 @@ def test_every_program_is_run_here():
         for p in (ROOT / "examples" / folder).iterdir()
         if p.is_file()
     }
+
+
+def test_the_other_python_on_the_page_runs_too(between, connect):
+    """Going on after a failure, and a transport of one's own."""
+    fragments = re.findall(r"(?<!\.py -->\n)```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(fragments) == 2
+    between.queue("/v1/events/batch", Answer(status=503))
+    between.default(lambda call: json_answer({"accepted": call.body.count(b"\n"), "duplicates": 0, "rejected": []}))
+    events = [{"event_type": "a.b", "payload": n} for n in range(1500)]
+    names = {"client": connect(between.url(""), retries=0), "events": events}
+    exec(fragments[0], {"itertools": itertools, "Unavailable": client.Unavailable} | names)
+    sent = [json.loads(line)["payload"] for call in between.calls[1:] for line in call.body.splitlines()]
+    assert sent == list(range(1500))
+    given = {"url": between.url(""), "source": "shop", "secret": SECRET, "ssl_context": ssl.create_default_context()}
+    with eval(fragments[1], {"Client": client.Client, "httpx": httpx} | given) as made:
+        assert repr(made).endswith("source='shop')")
 
 
 @pytest.mark.timeout(300)

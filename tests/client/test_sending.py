@@ -33,7 +33,7 @@ from madeira.client import (
 )
 from madeira.client.events import document, encode
 from madeira.delivery import signing
-from tests.api.serving import ROOT, SECRET, rows
+from tests.api.serving import ROOT, SECRET, rows, wait_until
 from tests.client.conftest import answer_lost, passed_on
 from tests.receiver import Answer, Call, closed_port, json_answer, silent_port
 
@@ -318,15 +318,24 @@ def test_closing_wakes_whoever_waits_for_the_next_try(between, connect):
     """A program that ends does not wait for its patience."""
     between.default(Answer(status=503, headers={"Retry-After": "30"}))
     client = connect(between.url(""))
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(client.send, "order.paid", 1)
-        between.wait_until(lambda: between.answered == 1)
-        client.close()
+    raised: list[ClientError] = []
+
+    def send() -> None:
         with pytest.raises(ClientError, match="is closed") as caught:
-            sent.result(10)
-    assert len(caught.value.unconfirmed) == 1
+            client.send("order.paid", 1)
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    between.wait_until(lambda: between.answered == 1)
+    wait_until(lambda: waits(thread), "the client to wait for its next try")
+    client.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(raised[0].unconfirmed) == 1
     with pytest.raises(ClientError, match="is closed"):
         client.send("order.paid", 1)
+    assert between.count() == 1
 
 
 def test_proxies_and_netrc_of_the_environment_are_not_used(shared_api, connect, monkeypatch, tmp_path):
@@ -499,6 +508,12 @@ class Watching(httpx.BaseTransport):
 
 def url(api) -> str:
     return f"http://127.0.0.1:{api.port}"
+
+
+def waits(thread: threading.Thread) -> bool:
+    """Whether a thread is in some wait of the module `threading` now."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "wait"
 
 
 def in_an_hour() -> datetime:

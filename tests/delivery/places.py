@@ -4,6 +4,7 @@ import contextlib
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,20 +55,31 @@ class Names:
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: Sequence[str] = addresses
+        #: What it gives afterwards, one after the other.
+        self.later: deque[Sequence[str]] = deque()
         self.failure: OSError | None = None
         self.asked: list[str] = []
         #: Seconds, for the resolver's freshness; a test turns it on.
         self.now = 0.0
+        #: Seconds by which it goes on by itself, each time that it is looked at.
+        self.step = 0.0
 
     def getaddrinfo(self, host: str, port: int, **options: object) -> list[Any]:
         self.asked.append(host)
         if self.failure is not None:
             raise self.failure
-        return [_entry(address, port) for address in self.addresses]
+        found = [_entry(address, port) for address in self.addresses]
+        if self.later:
+            self.addresses = self.later.popleft()
+        return found
 
     def resolver(self) -> Resolver:
         """A resolver that asks this name server, by its clock."""
-        return Resolver(getaddrinfo=self.getaddrinfo, clock=lambda: self.now)
+        return Resolver(getaddrinfo=self.getaddrinfo, clock=self._clock)
+
+    def _clock(self) -> float:
+        self.now += self.step
+        return self.now
 
 
 def _entry(address: str, port: int) -> tuple[Any, ...]:

@@ -237,3 +237,61 @@ def test_no_secret_shows_in_a_repr():
     for text in (repr(made), repr(target)):
         assert "t0ken" not in text
         assert WHSEC not in text
+
+
+def test_url_and_headers_are_made_of_the_event():
+    """For a retry from the endpoint as it is then; a plain value stays as it is, and the order is the endpoint's."""
+    made = build(
+        claim(payload='{"n": 1.10}', parameters='{"account": "a/b"}', routing_key="k"),
+        endpoint(
+            url="https://ledger.example/{parameters.account}{?routing_key}",
+            headers={"X-First": "{{ payload.n }}", "X-Plain": "{payload.n}", "X-Last": "{{ event_type }} {{ routing_key }}"},
+        ),
+        now=now(),
+    )
+    assert made.url == "https://ledger.example/a%2Fb?routing_key=k"
+    own = [
+        (name, value)
+        for name, value in made.headers
+        if name.startswith("X-") and name.split("-")[1] in ("First", "Plain", "Last")
+    ]
+    assert own == [("X-First", "1.10"), ("X-Plain", "{payload.n}"), ("X-Last", "payment.settled k")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"url": "https://ledger.example/{payload.none}"}, "endpoint ledger: url: the event has no payload.none"),
+        ({"url": "https://ledger.example/{payload.dots}/x"}, "endpoint ledger: url: a value leads out of its folder"),
+        ({"headers": {"X-A": "{{ payload.none }}"}}, "endpoint ledger: header X-A: there is no field none"),
+        ({"headers": {"X-A": "{{ payload.split }}"}}, "endpoint ledger: header X-A: the result holds a line break"),
+        ({"headers": {"X-A": "{{ s3cr3t"}}, "endpoint ledger: header X-A: the template cannot be used"),
+        ({"url": "https://{payload.host}/"}, "endpoint ledger: url: the template must begin with"),
+    ],
+    ids=str,
+)
+def test_a_template_that_fails_ends_the_delivery(fields, reason):
+    """As class template, with endpoint and field; nothing is called, and no secret is told."""
+    payload = '{"dots": "..", "split": "a\\r\\nX-B: b", "host": "evil.example"}'
+    with pytest.raises(NotSent) as caught:
+        build(claim(payload=payload), endpoint(**fields), now=now())
+    attempt = caught.value.attempt
+    assert (attempt.outcome, attempt.error_code) == (Outcome.PERMANENT, ErrorCode.TEMPLATE)
+    assert attempt.reason is not None
+    assert attempt.reason.startswith(reason)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["webhook-id", "Webhook-Signature", "X-Madeira-Attempt", "content-type", "Host", "Content-Length"]
+)
+def test_a_template_cannot_override_our_headers(name):
+    """Not even one that would fail there."""
+    plain = build(CLAIM, ENDPOINT, now=datetime(2026, 1, 1, tzinfo=UTC))
+    made = build(CLAIM, endpoint(headers={name: "{{ event_id }}"}), now=datetime(2026, 1, 1, tzinfo=UTC))
+    assert made.headers == plain.headers
+
+
+def test_without_templates_the_payload_is_not_parsed():
+    """It may be what it is, and costs nothing."""
+    assert build(claim(payload="[" * 100_000), endpoint(headers={"X-A": "b"}), now=now()).body.endswith(b"[}")

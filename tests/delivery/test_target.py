@@ -1,5 +1,7 @@
 """Which URLs can be called."""
 
+import socket
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -112,6 +114,28 @@ def test_parsing_ends_in_a_target_or_in_bad_url(url):
         assert text.isascii()
         assert text.isprintable()
         assert " " not in text
+
+
+@given(
+    st.text("0123456789abcdefxX.-_", max_size=40)
+    | st.from_regex(r"((0[xX])?[0-9a-f]{1,9}\.){0,4}(0[xX])?[0-9]{1,11}\.?", fullmatch=True)
+)
+@example("127.1")
+@example("0x7f000001")
+@example("1.2.3.4")
+def test_no_host_but_an_address_in_its_usual_form_is_taken_for_one_by_the_system(host):
+    """What is parsed as a name is one for the C library too, which knows numbers in octal, in hex, and with parts left out."""
+    try:
+        parsed = target.parse(f"http://{host}/").host
+    except BadUrl:
+        return
+    try:
+        packed = socket.inet_aton(parsed)
+    except OSError:
+        with pytest.raises(socket.gaierror):
+            socket.getaddrinfo(parsed, 80, flags=socket.AI_NUMERICHOST)
+    else:
+        assert socket.inet_ntoa(packed) == parsed == host
 
 
 def test_user_and_password_become_a_header_and_leave_the_url():

@@ -212,6 +212,19 @@ def test_a_usual_root_is_not_trusted_for_less(authority):
     assert ear.all_heard() == b""
 
 
+def test_an_authority_of_ones_own_is_named_in_the_environment(authority, ca_file, monkeypatch):
+    """As for other programs that use OpenSSL; the usual roots go on to be trusted."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
+    resolver = Names("127.0.0.1").resolver()
+    with (
+        answering(issued(authority.issue_cert("a.test"))) as (receiver, _),
+        Caller(egress=LOOPBACK, max_connections=1, resolver=resolver) as who,
+    ):
+        assert call(who, f"https://a.test:{receiver.port}/").status == 200
+        trusted = who._context(None).get_ca_certs()
+    assert len(trusted) > 50
+
+
 # Client certificates
 
 

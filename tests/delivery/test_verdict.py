@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madeira import retry
+from madeira import expressions, retry
 from madeira.delivery.answer import MAX_BODY, Answer, CallFailed
 from madeira.delivery.verdict import EXCERPT, judge
 from madeira.records import RetryPolicy
@@ -260,3 +260,81 @@ def test_what_the_endpoint_is_called_with_is_not_in_the_excerpt():
 def test_a_status_below_100_has_a_code_of_three_digits():
     """Whatever a receiver sends can be recorded."""
     assert judge(answer(0, b""), endpoint()).error_code == "http_000"
+
+
+RULE = "status in [200, 201] && body.code == 0"
+
+#: Rule, answer -> outcome, error code.
+RULES = [
+    (RULE, answer(200, b'{"code":0}'), S, None),
+    (RULE, answer(200, b'{"code":0.0}'), S, None),
+    (RULE, answer(201, b'{"code":0,"error":"x"}'), S, None),
+    (RULE, answer(202, b'{"code":0}'), B, "business"),
+    (RULE, answer(200, b'{"code":1}'), B, "business"),
+    (RULE, answer(200, b'{"code":"0"}'), B, "business"),
+    (RULE, answer(200, b"{}"), U, "unparseable"),
+    (RULE, answer(200, b"<html>"), U, "unparseable"),
+    (RULE, answer(200, b'{"code":NaN}'), U, "unparseable"),
+    (RULE, answer(204), B, "business"),
+    (RULE, answer(200), U, "unparseable"),
+    (RULE, answer(200, b'{"code":0}' + b" " * MAX_BODY, truncated=True), U, "too_large"),
+    (RULE, answer(404, b'{"code":0}'), P, "http_404"),
+    (RULE, answer(503, b"<html>"), R, "http_503"),
+    (RULE, answer(429, b'{"code":0}'), R, "http_429"),
+    (RULE, answer(302, b'{"code":0}'), U, "http_302"),
+    ("status == 409 || status < 300", answer(409, b"x" * MAX_BODY, truncated=True), S, None),
+    ("status == 409 || status < 300", answer(200, b"<html>"), S, None),
+    ("status == 409 || status < 300", answer(410), P, "http_410"),
+    ("status == 409 && body.known", answer(409, b'{"known":true}'), S, None),
+    ("status == 409 && body.known", answer(409, b'{"known":false}'), P, "http_409"),
+    ("status == 409 && body.known", answer(409, b"<html>"), P, "http_409"),
+    ("status == 409 && body.known", answer(409, b'{"known":true}', truncated=True), P, "http_409"),
+    ("true", answer(500), R, "http_500"),
+    ("body.ok", answer(500, b'{"ok":true}'), R, "http_500"),
+    ("body.ok", answer(200, b'{"ok":true}'), S, None),
+    ("body.ok", answer(200, b'{"ok":false}'), B, "business"),
+    ("body.ok", answer(200, b'{"ok":1}'), U, "unparseable"),
+    ("body == null", answer(200), S, None),
+    ("body == null", answer(200, b"null"), S, None),
+    ("body == null || text == 'OK'", answer(200, b"OK"), S, None),
+    ("text.startsWith('OK')", answer(200, b"OK 17", content_type="text/plain"), S, None),
+    ("text.startsWith('OK')", answer(200, b"\xff\xfe"), B, "business"),
+    ("headers['content-type'] == 'text/plain'", answer(200, b"x", content_type="text/plain"), S, None),
+    ("headers['x-result'] == 'ok'", answer(200, b"x"), U, "unparseable"),
+    ("'x-result' in headers", answer(200, b"x"), B, "business"),
+    ("body.n > 1.0e300", answer(200, b'{"n":' + b"9" * 5000 + b"}"), S, None),
+]
+
+
+@pytest.mark.parametrize(("rule", "given_", "outcome", "error_code"), RULES, ids=row_id)
+def test_a_success_rule_judges_what_http_calls_a_success(rule, given_, outcome, error_code):
+    """False is business, an error unknown. Another status is a success only if the rule reads it and says so."""
+    assert expressions.check(rule, expressions.ANSWER_VARIABLES) is None
+    attempt = judge(given_, endpoint(success=rule))
+    assert (attempt.outcome, attempt.error_code) == (outcome, error_code)
+    assert (attempt.reason is None) == (outcome is S)
+
+
+def test_a_required_body_is_required_beside_a_rule_too():
+    """The rule is not asked about an answer without one."""
+    assert judge(answer(200), endpoint(success="true", require_body=True)).outcome is U
+    assert judge(answer(200, b"x"), endpoint(success="true", require_body=True)).outcome is S
+
+
+def test_a_failed_rule_tells_no_value_of_the_answer():
+    """Its reason goes into logs."""
+    attempt = judge(answer(200, b'{"s3cr3t": 1}'), endpoint(success="body.code == 0"))
+    assert attempt.reason == "the success rule failed on the answer 200: there is no field code"
+
+
+@given(st.binary(max_size=200), st.integers(100, 999))
+def test_a_success_rule_never_fails_the_judge(body, status):
+    """Whatever the receiver sends."""
+    attempt = judge(answer(status, body), endpoint(success="status == 200 && body.list.all(x, x.n > 1) && text.size() > 2"))
+    assert attempt.outcome in Outcome
+
+
+def test_what_a_template_of_a_header_brings_itself_is_masked():
+    """A receiver may echo it; what came from the event is no secret."""
+    target = endpoint(headers={"Authorization": "Token abcdefgh-{{ event_id }}"})
+    assert judge(answer(200, b'{"got": "abcdefgh-evt-1"}'), target).excerpt == b'{"got": "***evt-1"}'

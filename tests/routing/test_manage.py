@@ -1,12 +1,12 @@
 """Sources, endpoints and routes as they are changed, in a real database."""
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
+import trustme
 from psycopg.rows import dict_row
 
 from madeira import sealing
@@ -17,7 +17,7 @@ from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
 from tests.store import making
-from tests.system.harness import KEY
+from tests.system.harness import KEY, wait_until
 
 WHOLE = """
 [[source]]
@@ -31,6 +31,7 @@ name = "ledger"
 url = "https://partner.example/api/{event_type}"
 method = "PUT"
 body = '''
+
 {"id": {{ event_id | tojson }},
  "why": "a \\"quoted\\" word"}'''
 success = 'status == 200 && body.code == 0'
@@ -241,34 +242,48 @@ def test_a_change_to_an_old_version_is_refused(configurator: Configurator) -> No
 
 
 def test_of_changes_at_the_same_moment_one_wins(configurator: Configurator, database_url: str) -> None:
-    """Ten people change the same version at once: one change counts, nine are refused, nothing is mixed."""
+    """Four people change the same version at once: one change counts, three are refused, nothing is mixed."""
     configurator.create("source", "s", {"secrets": ["x"]}, who="t")
-    at_once = threading.Barrier(10)
 
     def change(n: int) -> bool:
-        at_once.wait()
         try:
             configurator.update("source", "s", {"rate": n + 1, "burst": n + 1}, expected=1, who=f"t{n}")
         except Stale:
             return False
         return True
 
-    with ThreadPoolExecutor(10) as pool:
-        assert sorted(pool.map(change, range(10))) == [False] * 9 + [True]
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(4) as pool:
+        holder.execute("SELECT 1 FROM configuration FOR UPDATE")
+        changes = [pool.submit(change, n) for n in range(4)]
+        until_waiting(database_url, 4)
+        holder.rollback()
+        assert sorted(done.result() for done in changes) == [False, False, False, True]
     found = configurator.get("source", "s")
     assert found.version == 2
     assert found.document["rate"] == found.document["burst"]
     assert len(rows(database_url, "SELECT 1 FROM audit")) == 2
 
 
-def test_two_files_at_the_same_moment_are_applied_one_after_the_other(configurator: Configurator) -> None:
+def until_waiting(database_url: str, count: int) -> None:
+    """Wait until so many sessions of this database wait for a lock."""
+    statement = """
+        SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+    """
+    wait_until(lambda: rows(database_url, statement)[0]["n"] == count, what="the waiting for the lock")
+
+
+def test_two_files_at_the_same_moment_are_applied_one_after_the_other(configurator: Configurator, database_url: str) -> None:
     """Whichever comes last, the whole is that of one file: no route of one leads to an endpoint of the other."""
     text = '[[endpoint]]\nname = "{0}"\nurl = "http://{0}.example/"\n[[route]]\nname = "r"\nendpoint = "{0}"\n'
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(10):
-            list(pool.map(lambda name: configurator.apply(text.format(name), prune=True, who="t"), "ab"))
-            (endpoint,), (route,) = configurator.list("endpoint"), configurator.list("route")
-            assert route.document["endpoint"] == endpoint.name
+    with psycopg.connect(database_url) as holder, ThreadPoolExecutor(2) as pool:
+        holder.execute("SELECT 1 FROM configuration FOR UPDATE")
+        applied = [pool.submit(configurator.apply, text.format(name), prune=True, who="t") for name in "ab"]
+        until_waiting(database_url, 2)
+        holder.rollback()
+        differences = [done.result() for done in applied]
+    (endpoint,), (route,) = configurator.list("endpoint"), configurator.list("route")
+    assert route.document["endpoint"] == endpoint.name
+    assert sorted(len(difference.removed) for difference in differences) == [0, 1], "the second one saw the first one's"
 
 
 def test_a_name_is_given_once(configurator: Configurator) -> None:
@@ -381,6 +396,25 @@ def test_what_no_key_opens_is_named_and_can_be_set_anew(configurator: Configurat
     mended = other.apply(WHOLE, who="t")
     assert mended.changed == ["source billing", "endpoint ledger"]
     assert other.apply(WHOLE, who="t").is_empty
+
+
+def test_a_client_certificate_is_kept_like_a_secret(configurator: Configurator, database_url: str) -> None:
+    """Sealed, hidden, kept when it is sent back; a key of another certificate is refused."""
+    authority = trustme.CA()
+    certificate, other = authority.issue_cert("client.example"), authority.issue_cert("other.example")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems).decode()
+    key, wrong = (c.private_key_pem.bytes().decode() for c in (certificate, other))
+    document = {"url": "https://h.example/", "client_certificate": {"chain": chain, "key": key}}
+    made = configurator.create("endpoint", "e", document, who="t")
+    assert made.document["client_certificate"] == {"chain": "hidden", "key": "hidden"}
+    assert "PRIVATE KEY" not in everything(database_url) + configurator.export()
+    with pytest.raises(ConfigurationInvalid, match="does not belong") as e:
+        configurator.update("endpoint", "e", {"client_certificate": {"key": wrong}}, expected=None, who="t")
+    assert wrong[40:80] not in str(e.value)
+    configurator.update("endpoint", "e", {"rate": 1, "client_certificate": {"key": "hidden"}}, expected=None, who="t")
+    kept = parse_toml(configurator.export(), where="export", sealer=Sealer((KEY,))).endpoints["e"].client_certificate
+    assert kept is not None
+    assert (kept.chain, kept.key) == (chain, key)
 
 
 # -- what is in use -------------------------------------------------------------------------------------------------

@@ -107,6 +107,11 @@ def routed_again(conn: Connection) -> None:
     replaying.reroute(conn, "shop", ID, "ann", "mended")
 
 
+def denied_when_it_was_called(conn: Connection) -> None:
+    """Dead by policy, but not born so: it has a body, and an attempt in the log."""
+    settled(conn, claimed(conn, waiting(conn)[0]), replace(GIVE_UP, failure_class=FailureClass.POLICY))
+
+
 def erased(conn: Connection) -> None:
     dead(conn)
     erase.erase(conn, "shop", ID, "ann", "asked for")
@@ -138,6 +143,7 @@ TABLE: dict[Callable[[Connection], Any], tuple[str, ...]] = {
     born_dead: ("!already-finished", "!not-routed", "!not-routed", "pending", "dead"),
     born_dead_and_succeeded: ("!already-finished", "!not-routed", "delivering", "pending", "dead"),
     routed_again: ("succeeded", "!unfinished", "!unfinished", "!unfinished", "!unfinished"),
+    denied_when_it_was_called: ("!already-finished", "delivering", "delivering", "!nothing-to-reroute", "dead"),
     erased: ("!already-finished", "!erased", "!erased", "!erased", "!erased"),
 }
 

@@ -157,6 +157,19 @@ def test_routing_happens_once(conn: Connection) -> None:
     assert events.routable(conn, [seq])[1][seq].reason == "finished"
 
 
+def test_routing_and_calling_get_what_templates_read(conn: Connection) -> None:
+    """All fields that filters and templates may look at, and the body that one of them made, byte for byte."""
+    seq = accept(conn, payload='{"n": 1.10}', parameters='{ "a":1}', routing_key="k", target_uri="http://back.test/")
+    [found], _ = events.routable(conn, [seq])
+    shown = (found.payload, found.parameters, found.routing_key, found.target_uri, found.created_at)
+    assert shown == ('{"n": 1.10}', '{ "a":1}', "k", "http://back.test/", event(conn, seq)["created_at"])
+    made = '{"t":  "\u00e9\\"\\\\,{}", "n": 1.10}'
+    [result] = events.route(conn, [(seq, [PlannedDelivery("a", "a", body=made), PlannedDelivery("b", "b")])])
+    first, second = (claimed(conn, ref) for ref in result.refs)
+    assert (first.body, second.body) == (made, None)
+    assert (first.payload, first.parameters, first.routing_key, first.created_at) == (*shown[:3], shown[4])
+
+
 def test_a_group_of_events_is_routed_together(conn: Connection) -> None:
     """Several plans in one statement: each gets its own deliveries, states and counts."""
     many, none, dead, mixed = (accept(conn) for _ in range(4))

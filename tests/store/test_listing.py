@@ -153,3 +153,28 @@ def test_times_are_found_though_they_are_a_little_out_of_order(
 def test_a_list_of_nothing_is_empty(conn: Connection) -> None:
     """Without any event there is no page, also between two times."""
     assert listing.page(conn, Wanted(since=BASE, until=BASE), limit=3) == ([], None)
+
+
+def test_the_first_moment_is_included_and_the_second_is_not(conn: Connection) -> None:
+    """Among events ten seconds apart, those from one to another, for each pair."""
+    moments = [BASE + timedelta(seconds=10 * n) for n in range(40)]
+    spread(conn, moments)
+    for low in range(0, 40, 3):
+        for high in range(low, 40, 5):
+            found = ids(listing.page(conn, Wanted(since=moments[low], until=moments[high]), limit=50).events)
+            assert found == [m.isoformat() for m in moments[low:high]][::-1]
+
+
+@pytest.mark.parametrize("wanted", [Wanted(trace_id="mine"), Wanted(source="mine")], ids=str)
+def test_the_list_of_a_trace_or_a_source_looks_at_nothing_else(
+    conn: Connection, monkeypatch: pytest.MonkeyPatch, wanted: Wanted
+) -> None:
+    """Among many others its one page is complete."""
+    for n in range(10):
+        accept(conn, source=f"a{n}", trace_id=f"a{n}")
+    accept(conn, source="mine", trace_id="mine")
+    for n in range(10):
+        accept(conn, source=f"z{n}", trace_id=f"z{n}")
+    monkeypatch.setattr(listing, "LOOK", 3)
+    page = listing.page(conn, wanted, limit=2)
+    assert (len(page.events), page.before) == (1, None)

@@ -220,3 +220,18 @@ def test_processes_that_start_without_postgres_work_once_it_is_there(
 def accepts(madeira: Madeira) -> bool:
     body: Mapping[str, Any] = {"event_id": "one", "event_type": "a.x", "payload": 1}
     return madeira.send(json.dumps(body).encode()).status_code in (200, 202)
+
+
+def test_what_one_process_cannot_use_another_delivers(launch: Launch, receiver: Receiver) -> None:
+    """A variable that is missing on one machine only uses up no attempt: whoever has it makes the calls."""
+    madeira = launch({"a": {"url": receiver.url("/a"), "headers": {"Authorization": "env:ONLY_HERE"}}})
+    madeira.api()
+    without = madeira.worker(name="without")
+    with_it = madeira.worker(name="with", env={"ONLY_HERE": "Bearer x"})
+    events = madeira.post_many(40, "a.x")
+    madeira.wait_all()
+    assert {madeira.delivery(event)["attempt"] for event in events} == {1}
+    assert {call.headers["authorization"] for call in receiver.calls} == {"Bearer x"}
+    assert receiver.count() == 40
+    assert "rules.unusable" in without.tail(10**7)
+    assert "rules.unusable" not in with_it.tail(10**7)

@@ -62,13 +62,14 @@ FLEETING = (
     "reconcile:active",
     "reconcile:held",
     "reconcile:msgs",
+    "limit",
 )
 
 
 def kind_of(key: str) -> str:
     """The kind of a key: its name without namespace, lane, process and event."""
     name = key.split(":", 1)[1]
-    name = re.sub(r"^(seen|wake|strays):.*", r"\1", name)
+    name = re.sub(r"^(seen|wake|strays|limit):.*", r"\1", name)
     name = re.sub(r"^(\w+):lane:.*", r"\1:lane", name)
     return re.sub(r"^lane:.*:(\w+)$", r"lane:\1", name)
 

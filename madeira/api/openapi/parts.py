@@ -35,7 +35,7 @@ SECURITY: Final[dict[str, Schema]] = {
         "type": "apiKey",
         "in": "header",
         "name": "X-Madeira-Signature",
-        "description": "Hexadecimal HMAC-SHA256 with the source's secret over `<timestamp>.<body>`.",
+        "description": "Hexadecimal HMAC-SHA256, with the source's secret, over the timestamp, a newline and the body.",
     },
 }
 

@@ -271,7 +271,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "DryRun": obj(
         {
-            **_NEW_EVENT["properties"],
+            **{
+                name: value for name, value in _NEW_EVENT["properties"].items() if name not in ("source", "event_type", "payload")
+            },
             "response": obj(
                 {
                     "headers": {"type": "object", "additionalProperties": text()},
