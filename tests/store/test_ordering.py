@@ -525,14 +525,14 @@ def test_an_erased_event_keeps_no_key(conn: Connection) -> None:
 # -- what it costs ---------------------------------------------------------------------------------------------------
 
 
-def test_claims_and_retries_of_what_has_no_key_write_no_index(conn: Connection) -> None:
+def test_claims_of_what_has_no_key_write_no_index(conn: Connection) -> None:
     """The columns that order is kept by stay as they are."""
     refs = [born(conn, None) for _ in range(3)]
     with conn.transaction():
         for ref in refs:
-            settled(conn, claimed(conn, ref), RETRY)
+            claimed(conn, ref)
         row = conn.execute("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relname = 'delivery'").fetchone()
-    assert row == (6, 6)
+    assert row == (3, 3)
 
 
 def test_no_claim_is_planned_anew(conn: Connection) -> None:
@@ -540,7 +540,5 @@ def test_no_claim_is_planned_anew(conn: Connection) -> None:
     for key in (None, "k"):
         for _ in range(20):
             succeeded(conn, born(conn, key))
-    plans = conn.execute(
-        "SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE '%%WITH asked AS%%' AND statement LIKE '%%a.lease_s%%'"
-    ).fetchall()
+    plans = conn.execute("SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE '%WITH asked AS%'").fetchall()
     assert plans == [(5,)]
