@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import psycopg
@@ -280,11 +280,12 @@ def test_dead_letters_replayed_in_any_order_go_in_the_order_of_acceptance(conn: 
     refs = [born(conn) for _ in range(10)]
     for ref in refs:
         died(conn, ref)
-    for ref in Random(46).sample(refs, len(refs)):
+    chance = Random(46)
+    for ref in chance.sample(refs, len(refs)):
         play_again(conn, ref)
     went: list[int] = []
     while len(went) < len(refs):
-        free = [a for ref in refs if isinstance(a := ask(conn, ref), Claimed)]
+        free = [a for ref in chance.sample(refs, len(refs)) if isinstance(a := ask(conn, ref), Claimed)]
         assert len(free) == 1
         settled(conn, free[0], RETRY if len(went) == 3 and free[0].failures == 0 else SUCCESS)
         if delivery(conn, free[0].delivery_id)["status"] == "pending":
@@ -422,34 +423,40 @@ def test_a_settle_and_a_routing_at_the_same_instant_do_not_both_overlook_the_nex
         succeeded(conn, DeliveryRef(next_one, seq, "a"))
 
 
-def test_many_at_once_never_hold_two_of_a_key_and_none_fails(several: list[Connection], conn: Connection) -> None:
-    """Groups over the same keys in opposite orders, among replays: deadlocks and collisions are nobody's error."""
-    keys = [str(n) for n in range(4)]
-    refs = [born(conn, key) for _ in range(8) for key in keys]
-    chance = Random(7)
+def replay_and_claim(conn: Connection, refs: list[DeliveryRef], go: Barrier) -> list[Claimed | Refused]:
+    """Replay dead deliveries, then claim them when all are ready."""
     for ref in refs:
-        if chance.random() < 0.7:
-            died(conn, ref) if may_be_claimed_now(conn, ref) else None
-    dead = [r for r in refs if delivery(conn, r.delivery_id)["status"] == "dead"]
-    groups = [chance.sample(refs, len(refs)) for _ in range(3)]
-
-    def replay_all() -> None:
-        for ref in dead:
-            play_again(several[3], ref)
-
-    jobs = [
-        partial(claim, c, [ClaimRequest(ref.delivery_id, token(), 40.0) for ref in g])
-        for c, g in zip(several[:3], groups, strict=True)
-    ]
-    *answers, _ = good(at_once(*jobs, replay_all))
-    held = [a for answer in answers for a in answer if isinstance(a, Claimed)]
-    by_key = [delivery(conn, a.delivery_id)["ordering_key"] for a in held]
-    assert len(by_key) == len(set(by_key))
+        play_again(conn, ref)
+    go.wait()
+    return claim(conn, [ClaimRequest(ref.delivery_id, token(), 40.0) for ref in refs])
 
 
-def may_be_claimed_now(conn: Connection, ref: DeliveryRef) -> bool:
-    first = ordering.firsts(conn, [ref.delivery_id])[ref.delivery_id]
-    return id_of(first.ref) == ref.delivery_id
+def claim_and_linger(conn: Connection, refs: list[DeliveryRef], go: Barrier) -> list[Claimed | Refused]:
+    """Claim deliveries, and commit it only when all are ready."""
+    with conn.transaction():
+        answers = claim(conn, [ClaimRequest(ref.delivery_id, token(), 40.0) for ref in refs])
+        go.wait()
+    return answers
+
+
+def test_many_at_once_never_hold_two_of_a_key_and_none_fails(several: list[Connection], conn: Connection) -> None:
+    """Groups over the same keys in different orders, some of them replayed just now: collisions are nobody's error."""
+    chance = Random(7)
+    for n in range(30):
+        early, late = [], []
+        for key in range(6):
+            early.append(born(conn, f"{n} {key}"))
+            died(conn, early[-1])
+            late.append(born(conn, f"{n} {key}"))
+        mine, go = chance.sample(range(6), 3), Barrier(2)
+        answers = at_once(
+            partial(claim_and_linger, several[0], [late[i] for i in mine], go),
+            partial(replay_and_claim, several[1], chance.sample(early, 6), go),
+        )
+        held = [a.delivery_id for answer in good(answers) for a in answer if isinstance(a, Claimed)]
+        keys = [delivery(conn, i)["ordering_key"] for i in held]
+        assert len(keys) == len(set(keys))
+        assert len(keys) == 6
 
 
 def test_postgres_itself_holds_one_of_a_key_at_most(conn: Connection) -> None:

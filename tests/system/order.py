@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
+from madeira.records import DeliveryRef
 from tests.receiver import Answer, Call, Receiver
 from tests.system import crash
 from tests.system.crash import Fault
@@ -106,6 +107,12 @@ class Crew:
     def _delivering(self) -> frozenset[int]:
         """What anybody holds, by Postgres' account: a Redis that was just wiped does not know whose it is."""
         return frozenset(row["id"] for row in self._madeira.rows("SELECT id FROM delivery WHERE status = 'delivering'"))
+
+
+def some_pending(madeira: Madeira, most: int = 50) -> list[DeliveryRef]:
+    """Some deliveries that are not finished, whether or not it is their turn."""
+    found = madeira.rows("SELECT id, event_seq, lane FROM delivery WHERE status = 'pending' ORDER BY random() LIMIT %s", most)
+    return [DeliveryRef(row["id"], row["event_seq"], row["lane"]) for row in found]
 
 
 def first_successes(receiver: Receiver) -> Mapping[str, list[int]]:

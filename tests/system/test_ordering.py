@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from madeira.broker.queues import ensure_delivery
 from tests.receiver import Receiver
 from tests.system import crash, order
 from tests.system.harness import Madeira, running, toml, wait_until
 from tests.system.order import Crew, Traffic
+from tests.system.states import queues_of
 
 #: Seconds between two kills.
 EVERY_S = 1.0
@@ -35,7 +37,11 @@ def madeira(tmp_path: Path, database_url: str, redis_url: str, receiver: Receive
 def under_fire(
     madeira: Madeira, receiver: Receiver, capsys: pytest.CaptureFixture[str], *, keys: int, events: int, kills: int | None
 ) -> None:
-    """Post, kill one of two workers every second (at most `kills`), wipe Redis twice, and count everything in the end."""
+    """Post, kill one of two workers every second (at most `kills`), wipe Redis twice, and count everything in the end.
+
+    Every second some of what waits for its turn is queued by hand: the order must not depend on what is in Redis.
+    """
+    queues = queues_of(madeira)
     crew = Crew(madeira)
     wait_until(lambda: len(crew.ready) == 2, 30, what="the workers' start")
     started, flushes, killed = time.monotonic(), 0, 0
@@ -51,8 +57,10 @@ def under_fire(
             if receiver.count() >= keys * events * (flushes + 1) / 3 and flushes < 2:
                 madeira.redis.flushall()
                 flushes += 1
+            queues.ensure([ensure_delivery(ref) for ref in order.some_pending(madeira)])
     finally:
         traffic.close()
+        queues.close()
     receiver.wait_idle()
 
     ended = crash.all_claims(madeira, receiver)
