@@ -4,13 +4,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from madeira.broker.queues import ensure_delivery
-from tests.receiver import Receiver
+from tests.receiver import Answer, Call, Receiver
 from tests.system import crash, order
-from tests.system.harness import Madeira, running, toml, wait_until
+from tests.system.harness import TOKEN, Madeira, running, toml, wait_until
 from tests.system.order import Crew, Traffic
 from tests.system.states import queues_of
 
@@ -97,3 +98,67 @@ def test_under_fire_a_key_keeps_its_order(
         under_fire(madeira, receiver, capsys, keys=12, events=15, kills=5)
     else:
         under_fire(madeira, receiver, capsys, keys=50, events=40, kills=None)
+
+
+def test_dead_letters_of_a_key_are_replayed_in_order_though_one_fails_and_a_worker_dies(
+    madeira: Madeira, receiver: Receiver
+) -> None:
+    """Ten of each of two keys, replayed in any order: the fourth of one fails twice, the worker that calls its sixth is killed.
+
+    It goes on at the sixth and leaves none out, and the other key does not wait for that.
+    """
+    chance = Random(46)
+    receiver.default(Answer(status=400))
+    first_crew = madeira.worker()
+    names = {key: [madeira.post("a.b", {"key": key, "n": n}, event_id=f"{key}-{n}") for n in range(10)] for key in ("k", "l")}
+    wait_until(lambda: madeira.value("SELECT count(*) FROM event WHERE status = 'dead'") == 20, what="the death of all")
+    assert order.inversions(called(receiver)) == {}
+    first_crew.stop()
+    madeira.rows("UPDATE event SET created_at = now() WHERE event_id = ANY(%s) RETURNING seq", names["k"][2:5])
+    receiver.forget()
+
+    failing, kill = iter([503, 503]), crash.killing(madeira)
+    struck: list[Call] = []
+
+    def answers(call: Call) -> Answer:
+        payload = call.json()["payload"]
+        if payload == {"key": "k", "n": 5} and not struck:
+            struck.append(call)
+            kill(call)
+            return Answer(delay_s=0.1)
+        status = next(failing, 200) if payload == {"key": "k", "n": 3} else 200
+        return Answer(status=status, delay_s=chance.uniform(0, 0.2))
+
+    receiver.default(answers)
+    for event_id in chance.sample([*names["k"], *names["l"]], 20):
+        replay(madeira, event_id)
+    for _ in range(2):
+        madeira.worker()
+    madeira.wait_all(40)
+    receiver.wait_idle()
+
+    assert struck, "no worker was killed"
+    assert order.first_successes(receiver) == {"k": list(range(10)), "l": list(range(10))}
+    assert order.overlaps(receiver) == []
+    assert called(receiver)["k"] == [0, 1, 2, 3, 3, 3, 4, 5, 5, 6, 7, 8, 9]
+    again = [call for call in receiver.calls if call.json()["payload"] == {"key": "k", "n": 5}][1]
+    assert max(call.at for call in receiver.calls if call.json()["payload"]["key"] == "l") < again.at
+
+
+def called(receiver: Receiver) -> dict[str, list[int]]:
+    """The numbers of each key's events as they were called."""
+    found: dict[str, list[int]] = {}
+    for call in receiver.calls:
+        found.setdefault(call.json()["payload"]["key"], []).append(call.json()["payload"]["n"])
+    return found
+
+
+def replay(madeira: Madeira, event_id: str) -> None:
+    """Have the dead deliveries of an event sent again, as a person does."""
+    answer = madeira.http.post(
+        f"/v1/events/{event_id}/replay",
+        params={"source": "test"},
+        json={"reason": "the receiver is mended"},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    assert answer.status_code == 200, answer.text
