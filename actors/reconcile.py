@@ -25,7 +25,7 @@ from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
 from madeira.records import DeliveryRef
 from madeira.states import DeliveryStatus
-from madeira.store import leases, ordering
+from madeira.store import cancelling, leases, ordering
 from madeira.store import reconcile as rows
 from madeira.store.database import Database
 from madeira.store.reconcile import Unfinished
@@ -43,6 +43,9 @@ PAGE = 1000
 
 #: Rows younger than this are on their way to the broker and not asked for, in seconds.
 GRACE_S = 5.0
+
+#: Deliveries that a run ends at most, of those that were asked to end and whose worker is gone.
+_ABANDONED = 1000
 
 #: Pages of the backlog that a run without findings looks at, per queue.
 _SLICES = 5
@@ -99,9 +102,14 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
         # Without an epoch nothing can be known; the workers are about to rebuild.
         return None
     started = time.monotonic()
+    with database.connection() as conn:
+        abandoned = cancelling.end_abandoned(conn, _ABANDONED)
+    if abandoned:
+        with database.connection() as conn:
+            queues.ensure([ensure_delivery(ref) for ref in ordering.following(conn, abandoned)])
     comparison = Comparison(queues, database, holder=holder, grace_s=grace_s, slice_from=slice_from)
     comparison.run()
-    counts = +comparison.counts
+    counts = +(comparison.counts + Counter(abandoned=len(abandoned)))
     duration_s = time.monotonic() - started
     with database.connection() as conn:
         rows.record_run(conn, counts, duration_s, holder, comparison.slice_from)

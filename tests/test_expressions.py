@@ -13,8 +13,8 @@ from madeira.expressions import ExpressionFailed, Scope, check, evaluate
 
 NAMES = frozenset(event_values.NAMES)
 
-#: A wide limit for one evaluation on a busy machine; what is bounded badly takes minutes.
-SECONDS = 15.0
+#: A wide limit for the processor time of one evaluation; what is bounded badly takes minutes.
+SECONDS = 10.0
 
 PAYLOAD = {
     "one": 1,
@@ -69,6 +69,7 @@ TABLE: list[tuple[str, bool | str]] = [
     ("payload.object.missing.deep == 1", "there is no field missing"),
     ("payload.one.deep == 1", "types do not fit"),
     ("payload[payload.text] == 1", "a field is missing"),
+    ("payload['a\x00'] == 1", "a field is missing"),
     ("has(payload.missing)", False),
     ("has(payload.object.a.b)", True),
     ("has(payload.missing.deep)", "there is no field missing"),
@@ -148,13 +149,13 @@ def test_an_expression_means_what_cel_says(text: str, expected: bool | str) -> N
 )
 def test_what_cannot_be_used_is_refused_with_place_and_remedy(text: str, reason: str) -> None:
     """At saving, in one line, and quickly."""
-    started = time.monotonic()
+    started = time.thread_time()
     found = check(text, NAMES)
     assert found is not None
     assert reason in found
     assert found.isprintable()
     assert len(found) < 400
-    assert time.monotonic() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
 
 
 def test_strings_and_remarks_are_no_code() -> None:
@@ -200,9 +201,9 @@ def test_no_expression_takes_long_whatever_the_data(text: str, size: int) -> Non
     rows = int(size**0.5)
     payload = {"l": list(range(size)), "m": [list(range(rows))] * rows, "s": "x" * size * 6}
     scope = Scope({"payload": payload})
-    started = time.monotonic()
+    started = time.thread_time()
     assert outcome(scope, text) in (True, False, "too large")
-    assert time.monotonic() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
 
 
 def outcome(scope: Scope, text: str) -> bool | str:

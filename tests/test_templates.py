@@ -15,7 +15,7 @@ from madeira.event_values import EventValues
 from madeira.records import RoutableEvent
 from madeira.templates import TemplateFailed, check_body, check_header, check_url
 
-#: Wide limits for one rendering on a busy machine; what is bounded badly takes minutes and gigabytes.
+#: Wide limits for the processor time and memory of one rendering; what is bounded badly takes minutes and gigabytes.
 SECONDS = 10.0
 MEGABYTES = 300
 
@@ -156,6 +156,7 @@ def test_a_payload_goes_through_a_template_unchanged(value: Any, indent: int | N
         ("{% for x in [1] %}{{ loop._iterable }}{% endfor %}", "there is no field _iterable"),
         ("{% for x in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}", "there is no field __init__"),
         ("{{ payload.missing._undefined_hint }}", "there is no field missing"),
+        ("{{ payload['items'] | map('a\x00\ud800\n') | tojson }}", "an element has no field a\ufffd\ufffd\ufffd"),
     ],
 )
 def test_what_cannot_be_made_fails_with_a_reason(text: str, reason: str) -> None:
@@ -222,7 +223,7 @@ def test_what_cannot_be_made_fails_with_a_reason(text: str, reason: str) -> None
 )
 def test_what_cannot_be_used_is_refused_with_line_and_remedy(text: str, reason: str) -> None:
     """At saving, in one line, and quickly; and should it get past that, it fails without telling what stood there."""
-    started = time.monotonic()
+    started = time.thread_time()
     for check in (check_body, check_header):
         found = check(text)
         assert found is not None
@@ -231,7 +232,7 @@ def test_what_cannot_be_used_is_refused_with_line_and_remedy(text: str, reason: 
     with pytest.raises(TemplateFailed) as caught:
         templates.body(text, VALUES)
     assert text[:30] not in caught.value.reason
-    assert time.monotonic() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
 
 
 #: Templates that take time or memory, in every way that we could find.
@@ -247,7 +248,7 @@ HUNGRY = [
     "{% for a in payload.l %}{% set x = payload.l[0:] %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.s ~ payload.s %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.s | upper %}{% endfor %}1",
-    "{% for a in payload.l %}" + "{% set x = [a, a, a, a, a, a] %}" * 550 + "{% endfor %}1",
+    "{% for a in payload.l %}" + "{% set x = [payload.l, payload.l, payload.l, payload.l] %}" * 400 + "{% endfor %}1",
     "{% for a in payload.l %}{% for k, v in payload | items %}{% endfor %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.l | map('x') %}{% endfor %}1",
     "{% for a in payload.l %}{% set x = payload.s | split('x') %}{% endfor %}1",
@@ -280,9 +281,9 @@ def test_no_template_takes_long_or_much_whatever_the_data(text: str, size: int) 
     given_ = values(json.dumps({"l": list(range(size)), "s": "x" * size * 4, "f": "%999999999d"}))
     assert given_["payload"]
     assert check_body(text) is None
-    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert outcome(text, given_) is not None
-    assert time.monotonic() - started < SECONDS
+    assert time.thread_time() - started < SECONDS
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MEGABYTES
 
 

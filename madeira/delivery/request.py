@@ -69,7 +69,8 @@ def build(claim: Claimed, endpoint: Endpoint, *, now: datetime) -> OutboundReque
     try:
         url, given = templates.url_of(endpoint, values), templates.headers_of(endpoint, values)
     except TemplateFailed as e:
-        raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e.reason}", endpoint.url, now)) from None
+        why = f"endpoint {endpoint.name}: {e.reason}"
+        raise NotSent(_refusal(ErrorCode.TEMPLATE, why, _printable(endpoint.url), now)) from None
     try:
         where = target.parse(url)
     except target.BadUrl as e:

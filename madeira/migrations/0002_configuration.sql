@@ -87,3 +87,6 @@ CREATE INDEX event_trace ON event (trace_id, seq);
 CREATE INDEX audit_at ON audit (at, id);
 CREATE INDEX audit_who ON audit (who, at, id);
 CREATE INDEX audit_what ON audit (what, at, id);
+
+-- What was asked to end while it was called; reconcile ends those whose worker is gone.
+CREATE INDEX delivery_asked_to_end ON delivery (id) WHERE cancel_requested_at IS NOT NULL AND finished_at IS NULL;

@@ -112,6 +112,15 @@ _LOCK_THESE: Final = """
 """
 
 
+#: What was asked to end while it was called, by a worker that never told: its lease has run out. Few at any time; has an index.
+_ABANDONED: Final = """
+    SELECT id, event_seq FROM delivery
+    WHERE cancel_requested_at IS NOT NULL AND finished_at IS NULL AND lease_until < clock_timestamp()
+    ORDER BY id
+    LIMIT %(limit)s
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class CancelResult:
     """What a cancel did."""
@@ -187,6 +196,20 @@ def _end(conn: psycopg.Connection[Any], ids: Sequence[int], why: str) -> tuple[l
     """End deliveries that are locked, with their events; those that ended, and how many were asked to."""
     rows = conn.execute(_CANCEL_DELIVERIES, {"ids": numbers(ids), "why": why}).fetchall()
     return [DeliveryRef(i, seq, lane) for i, seq, lane, _ in rows if i is not None], rows[0][3]
+
+
+def end_abandoned(conn: psycopg.Connection[Any], limit: int) -> list[DeliveryRef]:
+    """End (at most `limit`) deliveries that were asked to end and whose worker is gone; those that ended.
+
+    Mostly the next claim does so. But there is none where the endpoint has been removed meanwhile.
+    """
+    with conn.transaction():
+        found = conn.execute(_ABANDONED, {"limit": limit}).fetchall()
+        if not found:
+            return []
+        conn.execute(_LOCK_EVENTS, {"seqs": numbers({seq for _, seq in found})})
+        still = [row[0] for row in conn.execute(_LOCK_THESE, {"ids": numbers(i for i, _ in found)})]
+        return _end(conn, still, "cancelled: asked for while it was called, and its worker is gone")[0]
 
 
 def cancel_endpoint(

@@ -96,7 +96,7 @@ _BUSY: Final = """
 _AUDIT: Final = """
     INSERT INTO audit (who, action, what, why, detail)
     SELECT %(who)s, action, what, %(why)s, detail
-    FROM unnest(%(actions)s::text[], %(whats)s::text[], %(details)s::text[]::jsonb[]) WITH ORDINALITY
+    FROM unnest(%(actions)s::text[], %(objects)s::text[], %(details)s::text[]::jsonb[]) WITH ORDINALITY
          AS n (action, what, detail, number)
     ORDER BY number
 """
@@ -226,7 +226,7 @@ def record(conn: psycopg.Connection[Any], who: str, why: str | None, entries: Se
         "who": who,
         "why": why,
         "actions": texts(e.action for e in entries),
-        "whats": texts(e.what for e in entries),
+        "objects": texts(e.what for e in entries),
         "details": texts(json.dumps(e.detail) for e in entries),
     }
     conn.execute(_AUDIT, params)

@@ -6,7 +6,6 @@ values raises TypeError or ValueError; what would become too large raises `Templ
 
 import functools
 import json
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -15,112 +14,12 @@ from urllib.parse import quote
 from jinja2 import Undefined, pass_context
 from jinja2.runtime import Context
 
-from madeira.event_values import Array, Number, Object
+from madeira.event_values import Array, Object
 from madeira.templates.failure import TemplateFailed
-
-#: Characters of a result, and of any text on the way to it.
-MAX_RESULT: Final = 1_048_576
-
-#: Fuel of one rendering; a unit is some 100 ns.
-MAX_FUEL: Final = 2_000_000
-
-#: Under which name the fuel travels in the context; no template can write it.
-FUEL: Final = " fuel"
+from madeira.templates.fuel import CHARACTERS, MAX_BITS, MAX_RESULT, Fuel, bounded, fuel_of, printed
 
 #: Fuel of one element of a loop, besides its body.
 _STEP: Final = 10
-
-#: Characters that cost one unit.
-_CHARACTERS: Final = 16
-
-#: Bits of an integer, at most: as many as Python writes out.
-_MAX_BITS: Final = 14_000
-
-
-class Fuel:
-    """What is left to one rendering."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = MAX_FUEL
-
-    def pay(self, units: int) -> None:
-        """Use up `units`.
-
-        Raises:
-            TemplateFailed: there are not so many left.
-        """
-        self._left -= units
-        if self._left < 0:
-            raise TemplateFailed("it takes too long: too many loops, or too much data in them")
-
-    def pay_for_text(self, text: str) -> None:
-        """Use up what making `text` costs.
-
-        Raises:
-            TemplateFailed: it is too long.
-        """
-        self.room(len(text))
-
-    def room(self, size: int) -> None:
-        """Use up what making a text of `size` characters costs, before it is made.
-
-        Raises:
-            TemplateFailed: that is too long.
-        """
-        if size > MAX_RESULT:
-            raise TemplateFailed(f"a text becomes longer than {MAX_RESULT} characters")
-        self.pay(1 + size // _CHARACTERS)
-
-    def pay_for(self, value: Any) -> None:
-        """Use up what walking through `value` costs."""
-        rest = [value]
-        while rest:
-            one = rest.pop()
-            if isinstance(one, str):
-                self.pay(1 + len(one) // _CHARACTERS)
-            elif isinstance(one, Mapping):
-                self.pay(1 + len(one))
-                rest += one.values()
-            elif isinstance(one, list | tuple):
-                self.pay(1 + len(one))
-                rest += one
-            else:
-                self.pay(1)
-
-
-def fuel_of(context: Context) -> Fuel:
-    """The fuel of the rendering that `context` belongs to."""
-    fuel = context.parent[FUEL]
-    assert isinstance(fuel, Fuel)
-    return fuel
-
-
-def printed(value: Any) -> str:
-    """How a value stands in a text.
-
-    Raises:
-        TemplateFailed: it cannot: null, a list, an object, an infinite number.
-        jinja2.UndefinedError: it is undefined.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Undefined):
-        value._fail_with_undefined_error()
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Number):
-        return value.text
-    if isinstance(value, int):
-        return str(_bounded(value))
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise TemplateFailed("a number is too large")
-        return repr(value)
-    if value is None:
-        raise TemplateFailed("a value is null; write it with tojson, or give a default: {{ x | default('', true) }}")
-    raise TemplateFailed("a list or object does not print by itself; write it with tojson")
 
 
 # -- operators -------------------------------------------------------------------------------------------------------
@@ -156,7 +55,7 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Fuel, Any, Any
     def operate(fuel: Fuel, left: Any, right: Any) -> Any:
         for one in (left, right):
             _number(one)
-        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_BITS:
             raise TemplateFailed("a number is too large")
         fuel.pay(1)
         return function(left, right)
@@ -214,7 +113,7 @@ def _tojson(fuel: Fuel, value: Any) -> str:
         size += len(piece)
         if size > MAX_RESULT:
             raise TemplateFailed(f"a text becomes longer than {MAX_RESULT} characters")
-        fuel.pay(1 + len(piece) // _CHARACTERS)
+        fuel.pay(1 + len(piece) // CHARACTERS)
         pieces.append(piece)
     return "".join(pieces)
 
@@ -328,7 +227,7 @@ def _items(fuel: Fuel, value: Any) -> list[tuple[str, Any]]:
 
 
 def _int(_fuel: Fuel, value: Any) -> int:
-    return _bounded(int(value.strip() if isinstance(value, str) else _real(value)))
+    return bounded(int(value.strip() if isinstance(value, str) else _real(value)))
 
 
 def _float(_fuel: Fuel, value: Any) -> float:
@@ -355,12 +254,6 @@ def _number(value: Any) -> Any:
 
 def _real(value: Any) -> Any:
     return value if isinstance(value, bool) else _number(value)
-
-
-def _bounded(value: int) -> int:
-    if value.bit_length() > _MAX_BITS:
-        raise TemplateFailed("a number is too large")
-    return value
 
 
 def _sequence(value: Any) -> None:

@@ -24,7 +24,7 @@ from jinja2.visitor import NodeTransformer
 from madeira.event_values import NAMES
 from madeira.templates import filters
 from madeira.templates.failure import TemplateFailed
-from madeira.templates.filters import MAX_RESULT, Fuel, fuel_of, printed
+from madeira.templates.fuel import FUEL, MAX_RESULT, Fuel, fuel_of, printed
 
 #: Characters of a template, at most.
 MAX_LENGTH: Final = 65_536
@@ -134,7 +134,7 @@ def render(text: str, values: Mapping[str, Any]) -> str:
     except ValueError:
         raise TemplateFailed("the payload or the parameters are no JSON") from None
     try:
-        return _joined(template.generate({**given, filters.FUEL: fuel}), fuel)
+        return _joined(template.generate({**given, FUEL: fuel}), fuel)
     except TemplateFailed:
         raise
     except UndefinedError as e:

@@ -41,9 +41,9 @@ def routed(api: Api, *plan: PlannedDelivery) -> tuple[str, int, list[DeliveryRef
         return name, seq, events.route(c, [(seq, plan)])[0].refs
 
 
-def dead(api: Api) -> tuple[str, DeliveryRef]:
-    """An event whose only delivery, to ``a``, was given up."""
-    name, _, [ref] = routed(api, PlannedDelivery("a", "a"))
+def dead(api: Api, endpoint: str = "a") -> tuple[str, DeliveryRef]:
+    """An event whose only delivery was given up."""
+    name, _, [ref] = routed(api, PlannedDelivery(endpoint, endpoint))
     attempt = Attempt(
         Outcome.PERMANENT, datetime.now(UTC), 0.1, "http://host/", 400, error_code="http_400", excerpt=b"secret answer"
     )
@@ -83,13 +83,15 @@ def test_a_replay_that_meets_a_worker_in_its_last_step_is_not_lost(shared_api: A
     from madeira.broker.queues import Finish
     from madeira.lanes import LaneSettings
 
-    name, ref = dead(shared_api)
+    # A lane of its own: no other test's is handed out from, since theirs have no settings.
+    lane = f"lane{uuid.uuid4().hex[:8]}"
+    name, ref = dead(shared_api, lane)
     key = delivery_key(ref)
     nonce = uuid.uuid4().hex
     if queues.rebuild_begin(nonce):
         assert queues.rebuild_commit(nonce)
     queues.ensure([ensure_delivery(ref)])
-    queues.set_lanes([LaneSettings(lane="a", version=1, rate=None, burst=1, concurrency=10, lease_s=60.0)])
+    queues.set_lanes([LaneSettings(lane=lane, version=1, rate=None, burst=1, concurrency=10, lease_s=60.0)])
     turn: dict[str, Any] = {
         "room": 1,
         "nonce": uuid.uuid4().hex,

@@ -115,3 +115,20 @@ def test_a_sender_that_goes_in_the_middle_is_dropped(shared_api: Api) -> None:
         connection.sendall(head(body, **{"Content-Length": str(len(body))}) + body[:5])
         connection.shutdown(socket.SHUT_WR)
         assert status(connection) == 400
+
+
+def test_a_client_that_does_not_close_after_its_last_answer_holds_up_nobody(
+    serve: Callable[..., Api], database_url: str, redis_url: str
+) -> None:
+    """An answer with ``Connection: close`` whose client goes on holding the connection: others are served meanwhile."""
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1").start()
+    held = [socket.create_connection(("127.0.0.1", api.port), timeout=20) for _ in range(5)]
+    for s in held:
+        s.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert s.recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert api.get("/healthz").duration_s < 1
+    for s in held:
+        # Ours is closed at once, and all of it after a while.
+        while s.recv(4096):
+            pass
+        s.close()

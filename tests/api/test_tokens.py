@@ -73,6 +73,7 @@ def test_a_token_counts_from_the_moment_at_which_it_was_made(shared_api: Api) ->
         assert shared_api.request("GET", "/v1/audit", None, new).status == 200
 
 
+@pytest.mark.alone
 def test_a_revoked_token_stops_to_count_within_two_seconds(shared_api: Api) -> None:
     """In all processes, while it is in use; its name is free again then."""
     text, name = token(shared_api, Role.OPERATOR)
@@ -81,12 +82,12 @@ def test_a_revoked_token_stops_to_count_within_two_seconds(shared_api: Api) -> N
     assert reply.status == 200
     assert reply.json["revoked_at"]
     revoked = time.monotonic()
-    with ThreadPoolExecutor(8) as pool:
-        while 200 in (
-            statuses := list(pool.map(lambda _: shared_api.request("GET", "/v1/audit", None, bearer(text)).status, range(8)))
-        ):
-            assert time.monotonic() - revoked < SOON_S, statuses
-    assert time.monotonic() - revoked < SOON_S
+    last = 0.0
+    # Beyond the two seconds, since one process may have forgotten it while the other has not.
+    while (asked := time.monotonic() - revoked) < SOON_S + 0.5:
+        if shared_api.request("GET", "/v1/audit?limit=1", None, bearer(text)).status == 200:
+            last = asked
+    assert last < SOON_S
     for _ in range(20):
         assert shared_api.request("GET", "/v1/audit", None, bearer(text)).status == 401
     assert shared_api.request("DELETE", f"/v1/tokens/{name}", None, ADMIN).status == 404

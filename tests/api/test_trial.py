@@ -124,6 +124,17 @@ def test_what_cannot_be_sent_is_told_without_a_call(shared_api: Api, receiver: R
     assert [call.path for call in receiver.calls] == ["/back"]
 
 
+def test_an_endpoint_that_cannot_be_used_here_is_not_called(shared_api: Api, receiver: Receiver) -> None:
+    """409 with the variable that is not set in this process, and no row."""
+    name = endpoint(shared_api, receiver.url("/"), secrets=["env:NOT_SET_IN_THIS_PROCESS"])
+    before = audited(shared_api)
+    reply = ask(shared_api, f"/v1/endpoints/{name}/test")
+    assert (reply.status, reply.json["type"]) == (409, "urn:madeira:problem:unusable")
+    assert "NOT_SET_IN_THIS_PROCESS" in reply.json["detail"]
+    assert not receiver.calls
+    assert audited(shared_api) == before
+
+
 @pytest.mark.parametrize(
     ("field", "body"),
     [

@@ -75,3 +75,19 @@ def test_an_endpoint_that_nobody_knows_leaves_no_trace(conn: Connection) -> None
     assert conn.execute("SELECT count(*) FROM audit").fetchone() == (0,)
     assert sweep(conn, "callback").known
     assert conn.execute("SELECT detail -> 'cancelled' FROM audit").fetchall() == [(0,)]
+
+
+def test_what_was_asked_to_end_ends_when_its_worker_is_gone(conn: Connection) -> None:
+    """Only that: neither what a living worker still calls, nor what nobody asked to end, nor what waits."""
+    refs = [routed(conn)[0] for _ in range(4)]
+    gone, alive, unasked = (claimed(conn, ref) for ref in refs[:3])
+    for claim in (gone, alive):
+        assert cancelling.cancel(conn, "shop", claim.event_id, "ann", None) is not None
+    for claim in (gone, unasked):
+        expire(conn, claim.delivery_id)
+    ended = cancelling.end_abandoned(conn, 10)
+    assert [ref.delivery_id for ref in ended] == [gone.delivery_id]
+    assert [delivery(conn, ref.delivery_id)["status"] for ref in refs] == ["cancelled", "delivering", "delivering", "pending"]
+    assert event(conn, gone.seq)["status"] == "cancelled"
+    assert counts_agree(conn)
+    assert cancelling.end_abandoned(conn, 10) == []

@@ -8,6 +8,7 @@ import signal
 from typing import Final
 
 import actors.route
+from madeira.egress import Egress
 from madeira.records import PlannedDelivery, RoutableEvent
 from madeira.routing.config import Rules
 
@@ -17,10 +18,10 @@ POISON: Final = "poison.routing"
 _match = actors.route.match
 
 
-def _match_or_die(rules: Rules, event: RoutableEvent) -> list[PlannedDelivery]:
+def _match_or_die(rules: Rules, event: RoutableEvent, *, egress: Egress) -> list[PlannedDelivery]:
     if event.event_type == POISON:
         os.kill(os.getpid(), signal.SIGKILL)
-    return _match(rules, event)
+    return _match(rules, event, egress=egress)
 
 
 actors.route.match = _match_or_die

@@ -13,7 +13,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from madeira.delivery.signing import sign
 from madeira.store.database import Database
-from tests.receiver import Answer, Call, Receiver
+from tests.receiver import Answer, Call, Gate, Receiver
 from tests.servers import OwnPostgres
 from tests.system.conftest import Launch
 from tests.system.harness import SECRET, Madeira, configurator, wait_until
@@ -198,6 +198,24 @@ def test_a_removed_endpoint_ends_what_waits_for_it(launch: Launch, receiver: Rec
     assert statuses.count("cancelled") == len(removed.cancelled)
     assert statuses.count("succeeded") == receiver.count("/a") == 5 - len(removed.cancelled)
     assert len(removed.cancelled) >= 3
+
+
+def test_what_a_killed_worker_was_calling_ends_though_its_endpoint_was_removed(launch: Launch, receiver: Receiver) -> None:
+    """No claim comes any more that would end it; reconcile does, once the lease has run out."""
+    receiver.answer("/a", Answer(hold=Gate()))
+    madeira = launch({"a": {"url": receiver.url("/a"), "timeout": 1}})
+    madeira.api()
+    worker = madeira.worker()
+    event = madeira.post("a.x")
+    receiver.wait_for(1)
+    worker.kill()
+    with changing(madeira) as found:
+        found.delete("route", "a", expected=None, who="the test")
+        removed = found.delete("endpoint", "a", expected=None, who="the test", why="gone", unfinished="cancel")
+    assert (removed.cancelled, removed.requested) == ([], 1)
+    madeira.worker(name="another")
+    madeira.wait_status(event, "cancelled", timeout=30)
+    assert receiver.count() == 1
 
 
 def test_processes_that_start_without_postgres_work_once_it_is_there(

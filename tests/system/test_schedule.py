@@ -38,12 +38,11 @@ def test_an_event_for_later_is_called_when_it_is_due_and_not_before(launch: Laun
     madeira.post("a.later", deliver_at=in_(2.0))
     madeira.post("a.sooner", deliver_at=in_(1.0))
     madeira.post("a.past", deliver_at=in_(-60))
-    calls = receiver.wait_for(3)
-    kinds = [json.loads(call.body)["event_type"] for call in calls]
-    assert kinds == ["a.past", "a.sooner", "a.later"]
-    for call, due_s in zip(calls, (0.0, 1.0, 2.0), strict=True):
-        # The event's own time was taken a moment after `posted`; a second early would be a broken promise.
-        assert due_s - 0.05 <= call.at - posted <= due_s + SOON_S
+    receiver.wait_for(3)
+    called = {json.loads(call.body)["event_type"]: call.at - posted for call in receiver.calls}
+    for kind, due_s in (("a.past", 0.0), ("a.sooner", 1.0), ("a.later", 2.0)):
+        # The event's own time was taken a moment after `posted`: before it would be a broken promise.
+        assert due_s <= called[kind] <= due_s + SOON_S
     madeira.wait_all()
 
 

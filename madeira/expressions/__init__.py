@@ -19,13 +19,27 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import cel
 
 from madeira.errors import MadeiraError
+from madeira.expressions.shape import (
+    LARGE,
+    MACROS,
+    Macro,
+    Shape,
+    Size,
+    Token,
+    macros_of,
+    measure,
+    patterns_of,
+    regex_size,
+    shape_of,
+    tokens_of,
+)
 
 #: Characters of an expression, at most.
 MAX_LENGTH: Final = 4096
@@ -39,20 +53,11 @@ MAX_NESTING: Final = 2
 #: Steps that an evaluation may take as far as can be told beforehand; one takes 50 to 100 ns.
 MAX_WORK: Final = 10_000_000
 
-#: Steps that one part of a regular expression counts for where it is used in a comprehension: it is compiled each time.
-_REGEX_WORK: Final = 3000
-
 #: Parts of all regular expressions of an expression, at most; repetitions (``{n}``) are written out when it is compiled.
 _MAX_REGEX: Final = 1000
 
-#: Characters of a text that count as one value.
-_TEXT_UNIT: Final = 64
-
 #: What an endpoint's success rule may look at.
 ANSWER_VARIABLES: Final = frozenset({"status", "headers", "body", "text"})
-
-_MACROS: Final = frozenset({"all", "exists", "exists_one", "existsOne", "map", "filter"})
-_COLLECTING: Final = frozenset({"map", "filter"})
 
 _TYPES: Final = frozenset({"bool", "bytes", "double", "int", "list", "map", "null_type", "string", "uint"})
 
@@ -85,24 +90,6 @@ _FUNCTIONS: Final = frozenset(
     }
 )
 
-#: Variables that may hold much, and are converted for CEL only when an expression reads them.
-_LARGE: Final = frozenset({"payload", "parameters", "body", "text", "headers"})
-
-_TOKEN: Final = re.compile(
-    r"""
-      (?P<skip>\s+|//[^\n]*)
-    | (?P<string>(?:[bB]?[rR]|[rR][bB])(?:\"{3}.*?\"{3}|'{3}.*?'{3}|"[^"\n]*"|'[^'\n]*')
-                |[bB]?(?:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
-    | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
-    | (?P<number>[0-9][A-Za-z0-9.]*)
-    | (?P<sign>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-#: A part of a regular expression: a repetition, a class, an escape, or any other character.
-_PART: Final = re.compile(r"\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[pP]\{[^}]*\}|\\.|.", re.DOTALL)
-
 
 class ExpressionFailed(MadeiraError):
     """Raised when an expression gives no yes or no; `reason` is one line without any value of the data."""
@@ -122,11 +109,11 @@ def check(text: str, variables: frozenset[str]) -> str | None:
         program = cel.compile(text)
     except ValueError as e:
         return f"is no CEL: {_syntax(str(e))}"
-    tokens = list(_tokens(text))
-    macros = list(_macros(tokens))
+    tokens = list(tokens_of(text))
+    macros = list(macros_of(tokens))
     return (
         _unknown("variable", set(program.variables()) - {m.variable for m in macros} - _TYPES, variables)
-        or _unknown("function", {f for f in program.functions() if f.isidentifier()}, _FUNCTIONS | _MACROS)
+        or _unknown("function", {f for f in program.functions() if f.isidentifier()}, _FUNCTIONS | MACROS)
         or _misused(macros, variables)
         or _bad_regex(tokens)
     )
@@ -177,7 +164,7 @@ class Scope:
         self._values = values
         self._context = cel.Context()
         self._known: set[str] = set()
-        self._sizes: dict[str, _Size] = {}
+        self._sizes: dict[str, Size] = {}
 
     def evaluate(self, text: str) -> bool:
         """Whether the expression `text` holds.
@@ -218,7 +205,7 @@ class Scope:
         missing = names - self._known
         if not missing:
             return
-        wanted = (missing & _LARGE) | (self._values.keys() - _LARGE - self._known)
+        wanted = (missing & LARGE) | (self._values.keys() - LARGE - self._known)
         try:
             found = {name: self._values[name] for name in wanted if name in self._values}
             self._context.update(found)
@@ -227,147 +214,16 @@ class Scope:
         self._known |= wanted
 
     def _refuse_too_much(self, compiled: "_Compiled") -> None:
-        size = _Size()
-        for name in compiled.reads & _LARGE:
+        size = Size()
+        for name in compiled.reads & LARGE:
             if name not in self._sizes:
-                self._sizes[name] = _measure(self._values[name])
+                self._sizes[name] = measure(self._values[name])
             size = size.plus(self._sizes[name])
         if compiled.shape.work(size) > MAX_WORK:
             raise ExpressionFailed(
                 f"the data is too large for it ({size.values} values): use fewer comprehensions (all, exists, map, filter), "
                 "and none that reads more than its element"
             )
-
-
-# -- how the work of an expression grows with the data ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """How much a value is."""
-
-    #: Values in it, itself included; a long text counts as several.
-    values: int = 1
-    #: Elements of its longest list or object.
-    longest: int = 1
-
-    def plus(self, other: "_Size") -> "_Size":
-        return _Size(self.values + other.values, max(self.longest, other.longest))
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What of an expression decides over its work."""
-
-    macros: int = 0
-    #: ``map`` and ``filter``.
-    collecting: int = 0
-    #: Comprehensions whose body reads more than its own element.
-    outward: int = 0
-    #: Parts of the regular expressions in comprehensions.
-    regex: int = 0
-    additions: int = 0
-
-    @property
-    def grows(self) -> bool:
-        """Whether more than the first reading of the data is to be expected."""
-        return self.macros > 0 or self.additions > 1
-
-    def work(self, size: _Size) -> int:
-        """Steps, at most, roughly."""
-        times = 1 + self.additions
-        longest = size.longest * times
-        steps: int = size.values * times**2 * longest ** (self.outward + (self.collecting > 0)) * max(1, self.macros)
-        return steps * max(1, _REGEX_WORK * self.regex)
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Macro:
-    name: str
-    variable: str
-    #: What is evaluated for each element.
-    body: tuple[_Token, ...] = field(repr=False)
-    #: Level of nesting, from 1.
-    level: int
-    #: The variables of the comprehensions around it.
-    around: frozenset[str]
-
-    @property
-    def is_outward(self) -> bool:
-        """Whether the body reads anything that may be large and is not part of the element."""
-        outside = (_LARGE | self.around) - {self.variable}
-        return any(name in outside for name in _free_names(self.body))
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    for match in _TOKEN.finditer(text):
-        if match.lastgroup != "skip":
-            yield _Token(str(match.lastgroup), match[0])
-
-
-def _macros(tokens: Iterable[_Token], level: int = 1, around: frozenset[str] = frozenset()) -> Iterator[_Macro]:
-    """The comprehensions in `tokens`, those inside others included."""
-    tokens = tuple(tokens)
-    at = 0
-    while at < len(tokens):
-        dot, name, bracket = (tokens[at : at + 3] + (_Token("", ""),) * 3)[:3]
-        at += 1
-        if dot.text != "." or name.text not in _MACROS or bracket.text != "(":
-            continue
-        inside = _inside(tokens, at + 2)
-        variable = inside[0].text if inside else ""
-        macro = _Macro(name.text, variable, inside[1:], level, around)
-        yield macro
-        yield from _macros(inside[1:], level + 1, around | {variable})
-        at += 2 + len(inside)
-
-
-def _inside(tokens: tuple[_Token, ...], start: int) -> tuple[_Token, ...]:
-    """The tokens from `start` to the bracket that closes."""
-    depth = 1
-    for at in range(start, len(tokens)):
-        depth += (tokens[at].text in ("(", "[", "{")) - (tokens[at].text in (")", "]", "}"))
-        if depth == 0:
-            return tokens[start:at]
-    return tokens[start:]
-
-
-def _free_names(tokens: tuple[_Token, ...]) -> Iterator[str]:
-    for at, token in enumerate(tokens):
-        if token.kind == "name" and (at == 0 or tokens[at - 1].text != "."):
-            yield token.text
-
-
-def _shape(tokens: list[_Token], macros: list[_Macro]) -> _Shape:
-    return _Shape(
-        macros=len(macros),
-        collecting=sum(m.name in _COLLECTING for m in macros),
-        outward=sum(m.is_outward for m in macros),
-        regex=sum(_regex_size(pattern) for m in macros if m.level == 1 for pattern in _patterns(m.body)),
-        additions=sum(token.text == "+" for token in tokens),
-    )
-
-
-def _measure(value: Any) -> _Size:
-    values, longest, rest = 0, 1, [value]
-    while rest:
-        one = rest.pop()
-        values += 1
-        if isinstance(one, str):
-            values += len(one) // _TEXT_UNIT
-        elif isinstance(one, Mapping):
-            longest = max(longest, len(one))
-            rest += one.values()
-        elif isinstance(one, list):
-            longest = max(longest, len(one))
-            rest += one
-    return _Size(values, longest)
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------
@@ -381,7 +237,7 @@ def _unknown(what: str, used: set[str], known: frozenset[str]) -> str | None:
     return f"there is no {what} {name}" + (f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}")
 
 
-def _misused(macros: list[_Macro], variables: frozenset[str]) -> str | None:
+def _misused(macros: list[Macro], variables: frozenset[str]) -> str | None:
     for macro in macros:
         if macro.variable in variables:
             return f"{macro.name}({macro.variable}, …) hides the variable {macro.variable}; use another name for the element"
@@ -390,14 +246,14 @@ def _misused(macros: list[_Macro], variables: frozenset[str]) -> str | None:
     return None
 
 
-def _bad_regex(tokens: list[_Token]) -> str | None:
-    size = sum(_regex_size(pattern) for pattern in _patterns(tokens))
+def _bad_regex(tokens: list[Token]) -> str | None:
+    size = sum(regex_size(pattern) for pattern in patterns_of(tokens))
     if size > _MAX_REGEX:
         return f"the patterns of matches have {size} parts, repetitions ({{n}}) written out; {_MAX_REGEX} are allowed"
     for at, token in enumerate(tokens):
         if token.text != "matches" or token.kind != "name":
             continue
-        opening, pattern_token, closing = (tokens[at + 1 : at + 4] + [_Token("", "")] * 3)[:3]
+        opening, pattern_token, closing = (tokens[at + 1 : at + 4] + [Token("", "")] * 3)[:3]
         is_plain = pattern_token.kind == "string" and (opening.text, closing.text) == ("(", ")")
         if at == 0 or tokens[at - 1].text != "." or not is_plain:
             return 'matches needs its pattern as a text in quotes, such as payload.name.matches("^[a-z]+$")'
@@ -407,30 +263,6 @@ def _bad_regex(tokens: list[_Token]) -> str | None:
         except RuntimeError:
             return f"the pattern {pattern[:60]} is no regular expression"
     return None
-
-
-def _patterns(tokens: Sequence[_Token]) -> Iterator[str]:
-    """The texts that stand behind ``matches(``."""
-    for name, bracket, text in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        if name.text == "matches" and bracket.text == "(" and text.kind == "string":
-            yield text.text.lstrip("rRbB").strip("'\"")
-
-
-def _regex_size(pattern: str) -> int:
-    """How many parts a regular expression has once its repetitions are written out."""
-    sizes, last = [0], 0
-    for part in _PART.finditer(pattern):
-        if part["least"] is not None:
-            sizes[-1] += last * (max(1, int(part["least"][:6]), int((part["most"] or "0")[:6])) - 1)
-        elif part[0] == "(":
-            sizes.append(0)
-        elif part[0] == ")" and len(sizes) > 1:
-            last = sizes.pop()
-            sizes[-1] += last
-        else:
-            last = 1
-            sizes[-1] += last
-    return sum(sizes)
 
 
 def _syntax(message: str) -> str:
@@ -452,7 +284,7 @@ class _Compiled:
     reads: frozenset[str]
     #: The names and short texts that stand in it.
     words: frozenset[str]
-    shape: _Shape
+    shape: Shape
 
 
 @functools.lru_cache(maxsize=4096)
@@ -461,13 +293,13 @@ def _compiled(text: str) -> _Compiled:
         program = cel.compile(text)
     except ValueError as e:
         raise ExpressionFailed(f"is no CEL: {_syntax(str(e))}") from None
-    tokens = list(_tokens(text))
-    macros = list(_macros(tokens))
+    tokens = list(tokens_of(text))
+    macros = list(macros_of(tokens))
     return _Compiled(
         program=program,
         reads=frozenset(program.variables()) - {m.variable for m in macros},
         words=frozenset(t.text.strip("'\"")[:100] for t in tokens if t.kind in ("name", "string")),
-        shape=_shape(tokens, macros),
+        shape=shape_of(tokens, macros),
     )
 
 
@@ -475,7 +307,7 @@ def _reason(error: Exception, words: frozenset[str]) -> str:
     if isinstance(error, KeyError):
         # A key may have been computed from the data, so it is told only where the expression itself names it.
         name = str(error.args[0]) if error.args else ""
-        return f"there is no field {name}" if name in words else "a field is missing"
+        return f"there is no field {name}" if name in words and name.isprintable() else "a field is missing"
     for kind, reason in _REASONS:
         if isinstance(error, kind):
             return reason
