@@ -301,6 +301,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             obj(
                 endpoint=text(),
                 lane=text(),
+                ordering_key=nullable(text()),
                 routes=array(text()),
                 request=nullable(ref("OutboundRequest")),
                 error=nullable(text("Why there is no request.")),
