@@ -176,7 +176,7 @@ def ordering() -> Value:
             return str(key.check(value, how))
         except Wrong as e:
             hint = f'must be "{NO_ORDER}", "{WHOLE_ENDPOINT}", or an expression (CEL) that yields a key, such as payload.account'
-            raise Wrong(f"{hint}; it {'; '.join(detail for _, detail in e.problems)}") from None
+            raise Wrong(f"{hint}: {'; '.join(detail for _, detail in e.problems)}") from None
 
     return Value(check, key.schema)
 

@@ -107,7 +107,7 @@ def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
         (ENDPOINT + "concurrency=1.5\n", ["endpoint[e].concurrency", "a whole number, not a number"]),
         (ENDPOINT + "method='TRACE'\n", ["endpoint[e].method", "'TRACE'", "POST"]),
         (ENDPOINT + "require_body=1\n", ["endpoint[e].require_body", "true or false"]),
-        (ENDPOINT + "ordering='endpiont'\n", ["endpoint[e].ordering: ", '"endpoint"', "no variable endpiont"]),
+        (ENDPOINT + "ordering='endpoints'\n", ["endpoint[e].ordering: ", '"endpoint"', "no variable endpoints"]),
         (ENDPOINT + "ordering='payload.account ='\n", ["endpoint[e].ordering: ", "is no CEL"]),
         (ENDPOINT + "ordering=''\n", ["endpoint[e].ordering: ", '"none"']),
         (ENDPOINT + "ordering=true\n", ["endpoint[e].ordering: ", "not a boolean"]),

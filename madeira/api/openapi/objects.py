@@ -38,6 +38,7 @@ _FORMATS: Final = {
     "body": "json-template",
     "success": "cel-of-answer",
     "filter": "cel-of-event",
+    "ordering": "cel-of-order",
     "chain": "pem-certificates",
     "key": "pem-key",
 }
