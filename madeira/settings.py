@@ -27,6 +27,10 @@ PREFIX: Final = "MADEIRA_"
 #: Names with the prefix that tests and tools may set without their being settings.
 _IGNORED: Final = frozenset({"MADEIRA_TEST_REPORT"})
 
+#: Variables that a secret of a configuration may not be read from: Madeira's own, and those of Postgres' clients: else who
+#: may write a configuration would have them sent to a receiver of his choice.
+_GUARDED: Final = (PREFIX, "PG")
+
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -284,15 +288,29 @@ def require(settings: Settings, *names: str) -> None:
             raise SettingsError(f"{PREFIX}{name.upper()} is not set; set it, or start everything with `madeira up`")
 
 
+def refusal_of_reference(name: str) -> str | None:
+    """Why ``env:name`` may not be used, with the remedy; None when it may. The case of the name does not matter."""
+    if not name.upper().startswith(_GUARDED):
+        return None
+    return (
+        f"the environment variable {name} may not be read: those that begin with MADEIRA_ or PG are Madeira's own and the "
+        "database's; put the secret into a variable of another name"
+    )
+
+
 def secret_reference(value: str, where: str, environ: Mapping[str, str] | None = None) -> str:
     """Resolve a secret of a configuration file: ``env:NAME`` is read from the environment, all else is literal.
 
     Raises:
-        SettingsError: the named variable is not set, or the secret is empty; the value itself is never told.
+        SettingsError: the named variable may not be read or is not set, or the secret is empty; the value itself is never
+            told.
     """
     environ = os.environ if environ is None else environ
     if value.startswith("env:"):
         name = value[4:]
+        refusal = refusal_of_reference(name)
+        if refusal:
+            raise SettingsError(f"{where}: {refusal}")
         if not environ.get(name):
             raise SettingsError(f"{where}: the environment variable {name} is not set")
         return environ[name]

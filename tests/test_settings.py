@@ -146,6 +146,16 @@ def test_an_absent_secret_is_an_error(value: str) -> None:
         settings.secret_reference(value, "here", {"EMPTY": ""})
 
 
+@pytest.mark.parametrize(
+    "name", ["MADEIRA_SECRET_KEY", "MADEIRA_ADMIN_TOKEN", "madeira_database_url", "PGPASSWORD", "Pgpassfile"]
+)
+def test_no_secret_is_read_from_what_is_ours_or_the_database_s(name: str) -> None:
+    """Whoever writes a configuration must not get it sent to a receiver; the remedy is told, the value not."""
+    with pytest.raises(SettingsError, match=f"here.*{name}.*another name") as e:
+        settings.secret_reference(f"env:{name}", "here", {name: "guarded-value"})
+    assert "guarded-value" not in str(e.value)
+
+
 def test_a_child_gets_our_environment_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes win, None removes, the rest is passed on, and the code is found from any folder."""
     monkeypatch.setenv("KEPT", "1")

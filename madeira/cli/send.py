@@ -28,7 +28,10 @@ _TIMEOUT_S: Final = 10.0
 @click.command()
 @click.argument("event", default="-")
 @click.option("--source", help="Source to post as; needed when the configuration has several.")
-@click.option("--secret", help="Its secret, or env:NAME. Absent: taken from the configuration file.")
+@click.option(
+    "--secret",
+    help="Its secret, best as env:NAME: a literal is seen in the list of processes. Absent: taken from the configuration file.",
+)
 @click.option("--url", help="Base URL of the API. Absent: that of this machine.")
 @click.option("--parallel", default=1, show_default=True, type=click.IntRange(1, 64), help="Posts at a time; 1 keeps the order.")
 @json_option

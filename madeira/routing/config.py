@@ -21,7 +21,7 @@ from madeira.routing.checks import as_table, check_pair
 from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
 from madeira.routing.values import ENV_PREFIX, How, Wrong, name, printable
 from madeira.sealing import Sealer
-from madeira.settings import secret_reference
+from madeira.settings import refusal_of_reference, secret_reference
 
 #: Name of the endpoint that is always there: it calls the address that came with the event.
 CALLBACK: Final = "callback"
@@ -212,7 +212,9 @@ def resolved(
         try:
             return secret_reference(text, str(place), environ)
         except SettingsError:
-            problems.add(str(place), f"the environment variable {text.removeprefix(ENV_PREFIX)} is not set in this process")
+            # What was saved before such names were refused may be there still.
+            refusal = refusal_of_reference(variable)
+            problems.add(str(place), refusal or f"the environment variable {variable} is not set in this process")
             return text
 
     found = canonical(kind, of, secrets.changed(kind, opened, look_up), How(resolved=True, stored=stored), problems)
@@ -240,6 +242,7 @@ def tables(text: str, problems: Problems) -> dict[Kind, dict[str, dict[str, Any]
 
 
 def _named(kind: Kind, number: int, table: dict[str, Any], found: dict[str, dict[str, Any]], problems: Problems) -> None:
+        variable = text.removeprefix(ENV_PREFIX)
     below = problems.under(f"{kind} number {number}.")
     if "name" not in table:
         below.add("name", "is missing")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from madeira.settings import refusal_of_reference
+
 #: Numbers up to this are told in errors: a longer integer is no float, and may be too long to be written at all.
 _SHOWABLE: Final = 1e300
 
@@ -235,6 +237,9 @@ def signing_secret(found: str) -> None:
 def _check_env_name(found: str) -> None:
     if not _ENV_NAME.fullmatch(found):
         raise Wrong(f"after {ENV_PREFIX} must come the name of an environment variable: letters, digits and '_'")
+    refusal = refusal_of_reference(found)
+    if refusal:
+        raise Wrong(refusal)
 
 
 def _is_base64(found: str) -> bool:

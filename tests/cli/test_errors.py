@@ -48,10 +48,15 @@ def test_listen_on_a_taken_port(environ: dict[str, str]) -> None:
     assert "choose another --port" in told
 
 
-@pytest.mark.parametrize("secret", ["whsec_@@", "whsec_", "@@", b"whsec_\xff"])
+@pytest.mark.parametrize("secret", ["whsec_@@", "whsec_", b"whsec_\xff", b"\xff"])
 def test_listen_with_an_impossible_secret(environ: dict[str, str], secret: str | bytes) -> None:
     """Refused before anything is received."""
-    assert "a secret is whsec_ and base64" in complaint(environ, "listen", "--port", "0", "--secret", secret)
+    assert "must go on in base64" in complaint(environ, "listen", "--port", "0", "--secret", secret)
+
+
+def test_listen_with_a_variable_that_is_not_set(environ: dict[str, str]) -> None:
+    """A reference is looked up, and no secret by itself."""
+    assert "NOWHERE_SET is not set" in complaint(environ, "listen", "--port", "0", "--secret", "env:NOWHERE_SET")
 
 
 @pytest.mark.parametrize("command", [["trace"], ["events", "show", "--source", "s"]])

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 from structlog.testing import capture_logs
 
@@ -156,6 +157,20 @@ def test_a_secret_that_no_key_opens_makes_its_object_unusable(
     assert "secrets[0]" in reason
     assert "no key in MADEIRA_SECRET_KEY opens it" in reason
     assert "my-secret" not in reason
+
+
+def test_a_reference_from_before_to_what_is_ours_makes_its_object_unusable(
+    configurator: Configurator, database_url: str, follow: Follow, changes: Changes
+) -> None:
+    """A row that was kept before such names were refused is not resolved, although the variable is set."""
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "headers": {"A": "env:FORMER"}}, who="t")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE endpoint SET spec = replace(spec::text, 'FORMER', 'MADEIRA_SECRET_KEY')::jsonb")
+    follow(changes, environ={"MADEIRA_SECRET_KEY": "guarded-value"})
+    rules = changes.wait()
+    assert rules.endpoint("e") is None
+    assert "headers.A: the environment variable MADEIRA_SECRET_KEY may not be read" in rules.unusable["endpoint/e"]
+    assert "guarded-value" not in repr(rules) + rules.unusable["endpoint/e"]
 
 
 def test_what_was_mended_is_usable_again(configurator: Configurator, follow: Follow, changes: Changes) -> None:

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 from madeira import sealing
 from madeira.egress import Egress
 from madeira.errors import AlreadyThere, ConfigurationInvalid, InUse, NotThere, SettingsError, Stale
-from madeira.routing.config import parse_toml
+from madeira.routing.config import Kind, parse_toml
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
@@ -364,6 +364,29 @@ def test_without_a_key_only_references_are_taken(database: Database) -> None:
     with pytest.raises(ConfigurationInvalid, match=r"secrets\[0\].*madeira keygen.*env:NAME") as e:
         keyless.create("source", "t", {"secrets": ["my-secret"]}, who="t")
     assert "my-secret" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "field"),
+    [
+        ("source", {"secrets": ["x", "env:MADEIRA_SECRET_KEY"]}, "secrets[1]"),
+        ("endpoint", {"secrets": ["env:PGPASSWORD"]}, "secrets[0]"),
+        ("endpoint", {"headers": {"A": "env:madeira_admin_token"}}, "headers.A"),
+        ("endpoint", {"client_certificate": {"chain": "env:CHAIN", "key": "env:PgKey"}}, "client_certificate.key"),
+    ],
+)
+def test_a_reference_to_what_is_ours_or_the_database_s_is_refused(
+    configurator: Configurator, kind: Kind, document: dict[str, Any], field: str
+) -> None:
+    """In every place where a reference may stand, made or changed or applied: with the field and the remedy."""
+    base = {"url": "http://h.example/"} if kind == "endpoint" else {"secrets": ["x"]}
+    with pytest.raises(ConfigurationInvalid, match="put the secret into a variable of another name") as e:
+        configurator.create(kind, "o", base | document, who="t")
+    assert fields_of(e) == [field]
+    configurator.create(kind, "o", base, who="t")
+    with pytest.raises(ConfigurationInvalid) as e:
+        configurator.update(kind, "o", document, expected=None, who="t")
+    assert fields_of(e) == [field]
 
 
 def test_keys_are_changed_without_a_gap(configurator: Configurator, database: Database, database_url: str) -> None:
