@@ -66,41 +66,44 @@ def reconcile() -> None:
     tools = current()
     try:
         run(tools.broker.wire, tools.database, period_s=tools.settings.reconcile_s)
+    except NotRun as e:
+        log.debug("reconcile.not_run", reason=str(e))
     except (StoreUnavailable, BrokerUnavailable) as e:
         log.error("reconcile.deferred", error=str(e))
 
 
-def run(
-    queues: Queues, database: Database, *, period_s: float, grace_s: float = GRACE_S, force: bool = False
-) -> Counter[str] | None:
-    """One run; returns counts by kind of difference, or None when another run is under way or has just ended.
+def run(queues: Queues, database: Database, *, period_s: float, grace_s: float = GRACE_S, force: bool = False) -> Counter[str]:
+    """One run; returns counts by kind of difference.
 
     `force` runs even when one has just ended (a person asked for it).
 
     Raises:
+        NotRun: there was nothing to compare with, or it is another run's turn.
         StoreUnavailable, BrokerUnavailable: a store is away; nothing was lost, the next run goes on.
     """
     holder = uuid4().hex
     with database.connection() as conn:
         if not leases.take(conn, LEASE, holder, LEASE_S):
-            return None
+            raise NotRun(f"another run is under way, or its process is gone since less than {LEASE_S:g} s; try again after that")
         last = rows.last_runs(conn, 1)
     try:
         if not force and last and last[0]["age_s"] < period_s * 0.5:
-            return None
+            raise NotRun("a run has just ended")
         return _run(queues, database, holder, min(grace_s, period_s), last[0]["slice_from"] if last else 0)
     except _Overtaken:
         log.warning("reconcile.overtaken", detail="another run took over while this one stood still")
-        return None
+        raise NotRun("another run took over while this one stood still, and does the same work") from None
     finally:
         with database.connection() as conn:
             leases.release(conn, LEASE, holder)
 
 
-def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_from: int) -> Counter[str] | None:
+def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_from: int) -> Counter[str]:
     if not queues.has_epoch():
-        # Without an epoch nothing can be known; the workers are about to rebuild.
-        return None
+        # Without an epoch nothing can be known; the workers rebuild.
+        raise NotRun(
+            "Redis is empty, or its queues are being rebuilt; the workers do that within seconds: start one, if none runs"
+        )
     started = time.monotonic()
     with database.connection() as conn:
         abandoned = cancelling.end_abandoned(conn, _ABANDONED)
@@ -118,6 +121,10 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
     metrics.RECONCILE_LAST_SUCCESS.set_to_current_time()
     log.info("reconcile.ended", duration_s=round(duration_s, 3), **counts)
     return counts
+
+
+class NotRun(MadeiraError):
+    """Raised when nothing was compared; the message says why, and what to do."""
 
 
 class _Overtaken(MadeiraError):

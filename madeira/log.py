@@ -24,6 +24,13 @@ _TAKEN_OVER: Final = ("dramatiq", "periodiq", "gunicorn", "gunicorn.error", "gun
 
 _PASSWORD: Final = re.compile(r"(://[^\s:/@]*):[^\s@/]+@")
 
+#: What moves a cursor, colours, or turns the direction of what follows: control characters (C0, DEL, C1), marks of direction, and
+#: what ends a line to some. Strangers choose paths and names, and a terminal obeys whatever it is shown.
+_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+#: What the text of several lines stands in; it keeps line breaks and tabs.
+_TRACEBACKS: Final = frozenset({"exception", "stack"})
+
 _Line = MutableMapping[str, Any]
 
 
@@ -65,6 +72,24 @@ def _hide_passwords(_logger: Any, _method: str, line: _Line) -> _Line:
     return line
 
 
+def _hide_controls(_logger: Any, _method: str, line: _Line) -> _Line:
+    """Write what a terminal would obey as its escape; JSON is for programs."""
+    return {_UNSAFE.sub(_visible, key): _without_controls(key, value) for key, value in line.items()}
+
+
+def _without_controls(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    if key in _TRACEBACKS:
+        return _UNSAFE.sub(lambda c: c[0] if c[0] in "\n\t" else _visible(c), text)
+    return _UNSAFE.sub(_visible, text)
+
+
+def _visible(character: re.Match[str]) -> str:
+    return character[0].encode("unicode_escape").decode()
+
+
 def _formatter(settings: Settings, process: str) -> logging.Formatter:
     def name_process(_logger: Any, _method: str, line: _Line) -> _Line:
         line["process"] = process
@@ -77,15 +102,16 @@ def _formatter(settings: Settings, process: str) -> logging.Formatter:
             name_process,
             structlog.processors.format_exc_info,
             _hide_passwords,
-            _renderer(settings),
+            *_rendering(settings),
         ],
     )
 
 
-def _renderer(settings: Settings) -> Any:
+def _rendering(settings: Settings) -> list[Any]:
     if settings.log_format == "json":
-        return structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        return [structlog.processors.JSONRenderer(default=str, ensure_ascii=False)]
+    to_text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    return [_hide_controls, to_text]
 
 
 #: What every line goes through, ours and the libraries' alike.

@@ -125,3 +125,47 @@ def test_the_text_form_is_for_people(written: Written) -> None:
     assert "delivery.settled" in written.getvalue()
     assert "status=dead" in written.getvalue()
     assert "\x1b" not in written.getvalue()
+
+
+class Shown:
+    """Something whose repr a stranger has a say in."""
+
+    def __repr__(self) -> str:
+        return "<\x1b[2J>"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["\x1b[31m", "\x07", "\x00", "\r", "\n", "\x7f", "\x9b2J", "\u202e", "\u2066", "\u200f", "\u2028"],
+    ids=lambda bad: ascii(bad).strip("'"),
+)
+def test_nothing_on_a_line_of_text_is_obeyed_by_a_terminal(written: Written, bad: str) -> None:
+    """In the event, a value, its name, inside of a list or an object, in a traceback: shown as what it is."""
+    log.configure(Settings(log_format="text"), "api")
+    log.get("here").info(f"e{bad}e", path=f"/v{bad}v", several=[f"l{bad}l"], thing=Shown(), **{f"k{bad}k": 1})
+    logging.getLogger("gunicorn.error").warning("a%sz", bad, extra={"more": f"m{bad}m"})
+    first, second, *rest = written.getvalue().split("\n")
+    assert rest == [""]
+    shown = bad.encode("unicode_escape").decode()
+    assert f"e{shown}e" in first
+    assert f"/v{shown}v" in first
+    assert f"k{shown}k" in first
+    assert f"a{shown}z" in second
+    assert all(c.isprintable() for c in first + second)
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_a_traceback_in_text_keeps_its_lines_and_nothing_else(written: Written) -> None:
+    """It is read by people; what an error says is a stranger's."""
+    log.configure(Settings(log_format="text"), "api")
+    try:
+        fail("bad \x1b[2J name")
+    except ValueError:
+        log.get("here").exception("failed")
+    lines = written.getvalue().splitlines()
+    assert lines[-1] == r"ValueError: bad \x1b[2J name"
+    assert len(lines) > 3
+    assert all(line.isprintable() for line in lines)

@@ -25,6 +25,9 @@ PAUSE_S: Final = 1.0
 #: Events that may be paid for afterwards: the largest batch.
 MOST_AHEAD: Final = 5_000
 
+#: Seconds by which a wait may differ from what was reckoned.
+_ROUNDED_S: Final = 0.01
+
 _log = log.get(__name__)
 
 
@@ -61,7 +64,8 @@ class Limits:
             seconds = max(1, math.ceil(wait_s))
             raise Problem(
                 429,
-                f"{name} may send {source.rate:g} events a second (and {source.burst} at once): try again in {seconds} s",
+                f"{name} may send {source.rate:g} events a second (and {source.burst} at once): try again in {seconds} s"
+                + _reason(source.burst, source.rate, events, wait_s),
                 name="over-limit",
                 headers={"Retry-After": str(seconds)},
             )
@@ -80,6 +84,15 @@ class Limits:
             else:
                 return float(wait_ms) / 1000
         return self._alone.wait(source, rate, events, now)
+
+
+def _reason(burst: int, rate: float, events: int, wait_s: float) -> str:
+    """Why the wait is longer than rate and burst let one expect; empty when it is not."""
+    if events > burst:
+        return f"; a batch larger than the burst, this one of {events}, is let in when all of the burst is saved up"
+    if wait_s > events / rate + _ROUNDED_S:
+        return "; more than the burst was let in at once, as a batch, and is paid for first"
+    return ""
 
 
 class _Alone:

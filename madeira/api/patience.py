@@ -2,17 +2,21 @@
 
 Each request may wait a bounded time. A frozen Postgres would still let requests pile up behind the threads that wait, each
 later one answered later: so after a wait in vain only one request at a time tries, and for a shorter time, since it may have
-stood in line before; the others are told at once that the store is away. The next commit, whoever waited for it, ends this.
+stood in line before; the others are told at once that the store is away. The next commit, whoever waited for it, ends this, and
+so do a few seconds in which nobody waited in vain: what a process met long ago says nothing about the first burst of today.
 A lost connection is no such case: it fails quickly, and the next request connects anew.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, NewEvent
+
+#: Seconds for which a wait in vain is remembered.
+MEMORY_S: Final = 3.0
 
 
 class Commits(Protocol):
@@ -27,14 +31,23 @@ class Patience:
     """Waits for commits.
 
     `wait_s` is how long a request waits, `try_s` how long one that tries alone does, `last_commit` tells when this process
-    committed last, in monotonic seconds.
+    committed last, by `clock`, which gives monotonic seconds.
     """
 
-    def __init__(self, *, commits: Commits, last_commit: Callable[[], float], wait_s: float, try_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        commits: Commits,
+        last_commit: Callable[[], float],
+        wait_s: float,
+        try_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._commits = commits
         self._last_commit = last_commit
         self._wait_s = wait_s
         self._try_s = try_s
+        self._clock = clock
         self._last_vain = float("-inf")
         self._trying = threading.Lock()
 
@@ -44,7 +57,7 @@ class Patience:
         Raises:
             StoreUnavailable: not in time, or nobody knows whether it was.
         """
-        if self._last_vain <= self._last_commit():
+        if self._last_vain <= max(self._last_commit(), self._clock() - MEMORY_S):
             return self._wait(event, self._wait_s)
         if not self._trying.acquire(blocking=False):
             raise StoreUnavailable("Postgres does not answer; another request is trying")
@@ -54,11 +67,11 @@ class Patience:
             self._trying.release()
 
     def _wait(self, event: NewEvent, limit_s: float) -> Accepted:
-        started = time.monotonic()
+        started = self._clock()
         try:
             return self._commits.submit(event, limit_s)
         except StoreUnavailable:
-            now = time.monotonic()
+            now = self._clock()
             if now - started >= limit_s:
                 self._last_vain = now
             raise

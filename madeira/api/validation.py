@@ -7,11 +7,11 @@ a lone surrogate) or that no client can call stops at the door with 422, not lat
 import hashlib
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from madeira import ids, target
+from madeira import ids, target, traceparent
 from madeira.api import problems
 from madeira.api.problems import FieldError
 from madeira.egress import Egress
@@ -34,7 +34,6 @@ MAX_TARGET_URI: Final = 2048
 _EVENT_ID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _RFC3339: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 _PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _URI_CHARACTERS: Final = re.compile(r"(?:[A-Za-z0-9!$&'()*+,\-./:;=?@_~\[\]#]|%[0-9A-Fa-f]{2})*", re.ASCII)
@@ -63,10 +62,19 @@ def is_event_id(text: str) -> bool:
     return _EVENT_ID.fullmatch(text) is not None
 
 
-def new_event(document: Document | None, *, source: str, raw: bytes, environ: Mapping[str, Any], egress: Egress) -> NewEvent:
+def new_event(
+    document: Document | None,
+    *,
+    source: str,
+    raw: bytes,
+    environ: Mapping[str, Any],
+    egress: Egress,
+    beside: Sequence[FieldError] = (),
+) -> NewEvent:
     """The event that a body describes; trace headers are taken from `environ` (WSGI).
 
-    A callback address that `egress` refuses is one that is wrong; nothing is looked up.
+    A callback address that `egress` refuses is one that is wrong; nothing is looked up. `beside` is what the caller has found
+    wrong with the rest of the body: it is told with all else.
 
     Raises:
         Problem: 422, with one entry for each field that is wrong.
@@ -74,7 +82,7 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
     if document is None:
         raise problems.invalid([FieldError("body", "must be a JSON object")])
     values, texts = document.values, document.texts
-    errors: list[FieldError] = []
+    errors = list(beside)
     if not values.keys() <= _KNOWN:
         errors += [FieldError(_field_name(name), "is not a field of an event") for name in values if name not in _KNOWN]
     errors += [FieldError(name, "is required") for name in ("event_type", "payload") if name not in values]
@@ -92,7 +100,7 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
         errors.append(FieldError("source", "must equal the header X-Madeira-Source, or be left out"))
     if errors:
         raise problems.invalid(errors)
-    traceparent, header_trace = _from_headers(environ)
+    parent, header_trace = _from_headers(environ)
     return NewEvent(
         source=source,
         event_id=checked.get("event_id") or ids.uuid7(),
@@ -103,7 +111,7 @@ def new_event(document: Document | None, *, source: str, raw: bytes, environ: Ma
         routing_key=checked.get("routing_key"),
         target_uri=checked.get("target_uri"),
         parameters=texts.get("parameters"),
-        traceparent=traceparent,
+        traceparent=parent,
         deliver_at=checked.get("deliver_at"),
     )
 
@@ -196,12 +204,12 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], Any]], ...]] = (
 
 def _from_headers(environ: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The W3C trace context to pass on, and the trace id that the headers name; a bad header counts as none."""
-    traceparent = environ.get("HTTP_TRACEPARENT")
-    match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
+    found = traceparent.parse(environ.get("HTTP_TRACEPARENT", ""))
+    parent = None if found is None else str(found)
     given = environ.get("HTTP_X_TRACE_ID", "")
     if _TRACE_ID.fullmatch(given):
-        return (traceparent if match else None), given
-    return (traceparent, match[1]) if match else (None, None)
+        return parent, given
+    return parent, None if found is None else found.trace_id
 
 
 def _field_name(name: str) -> str:

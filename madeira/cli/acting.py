@@ -1,6 +1,5 @@
-"""What the commands that act on events share: who acts, how the queues hear of it, and how a refusal is told."""
+"""What the commands that act on events share: how the queues hear of it, and how a refusal is told."""
 
-import getpass
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,15 +16,6 @@ REDIS_S: Final = 2.0
 #: Options of all these commands.
 source_option = click.option("--source", required=True, help="Source of the event.")
 reason_option = click.option("--reason", required=True, help="Why; it stands in the audit.")
-
-
-def who() -> str:
-    """How the audit calls the person at this terminal."""
-    try:
-        return f"cli {getpass.getuser()}"
-    except (OSError, KeyError):
-        # A user id without a name, as in many containers.
-        return "cli unknown"
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 import click
 
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_delivery
-from madeira.cli.acting import no_event, reason_option, refusals, tell, who
-from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.acting import no_event, reason_option, refusals, tell
+from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.records import DeliveryRef
 from madeira.settings import Settings
 from madeira.store import cancelling, ordering
@@ -34,7 +34,7 @@ def cancel(event_id: str | None, source: str | None, endpoint: str | None, reaso
 def _event(values: Settings, event_id: str, source: str, endpoint: str | None, reason: str, as_json: bool) -> None:
     with database(values) as db:
         with refusals(), db.connection() as conn:
-            result = cancelling.cancel(conn, source, event_id, who(), reason, endpoint)
+            result = cancelling.cancel(conn, source, event_id, person(), reason, endpoint)
         if result is None:
             raise no_event(event_id, source, endpoint)
         with db.connection() as conn:
@@ -54,7 +54,7 @@ def _event(values: Settings, event_id: str, source: str, endpoint: str | None, r
 
 
 def _endpoint(values: Settings, endpoint: str, reason: str, as_json: bool) -> None:
-    sweep = cancelling.Sweep(endpoint, who(), reason)
+    sweep = cancelling.Sweep(endpoint, person(), reason)
     ended: list[DeliveryRef] = []
     with database(values) as db:
         while not sweep.complete:

@@ -26,7 +26,7 @@ def migrate(as_json: bool) -> None:
 @click.command()
 @json_option
 def reconcile(as_json: bool) -> None:
-    """Compare Postgres with the broker now, and mend the difference."""
+    """Compare Postgres with the broker now, and mend the difference; the exit code is 1 when nothing could be compared."""
     values = load()
     settings.require(values, "database_url", "redis_url")
     configure_log(values)
@@ -37,15 +37,19 @@ def reconcile(as_json: bool) -> None:
 
     broker = build(values)
     dramatiq.set_broker(broker)
-    from actors.reconcile import run
+    from actors.reconcile import NotRun, run
 
-    with database(values) as db:
-        counts = run(broker.wire, db, period_s=values.reconcile_s, force=True)
-    broker.wire.close()
+    try:
+        with database(values) as db:
+            counts = run(broker.wire, db, period_s=values.reconcile_s, force=True)
+    except NotRun as e:
+        if as_json:
+            print_json({"ran": False, "reason": str(e), "differences": {}})
+        raise click.ClickException(f"nothing was compared: {e}") from None
+    finally:
+        broker.wire.close()
     if as_json:
-        print_json({"ran": counts is not None, "differences": dict(counts or {})})
-    elif counts is None:
-        click.echo("not run: another run is under way, or the broker is being rebuilt")
-    else:
-        found = {kind: n for kind, n in counts.items() if n}
-        click.echo(", ".join(f"{kind}: {n}" for kind, n in found.items()) or "no differences")
+        print_json({"ran": True, "reason": None, "differences": dict(counts)})
+        return
+    found = {kind: n for kind, n in counts.items() if n}
+    click.echo(", ".join(f"{kind}: {n}" for kind, n in found.items()) or "no differences")

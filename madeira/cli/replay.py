@@ -3,8 +3,8 @@
 import click
 
 from madeira.broker.queues import ROUTE, Ensure, ensure_delivery
-from madeira.cli.acting import no_event, reason_option, refusals, source_option, tell, who
-from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.acting import no_event, reason_option, refusals, source_option, tell
+from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.store import ordering
 from madeira.store import replay as store
 
@@ -22,7 +22,7 @@ def replay(event_id: str, source: str, reason: str, endpoint: str | None, force:
     configure_log(values)
     with database(values) as db:
         with refusals(), db.connection() as conn:
-            result = store.replay(conn, source, event_id, who(), reason, endpoint=endpoint, force=force)
+            result = store.replay(conn, source, event_id, person(), reason, endpoint=endpoint, force=force)
         if result is None:
             raise no_event(event_id, source, endpoint)
         with db.connection() as conn:
@@ -52,7 +52,7 @@ def reroute(event_id: str, source: str, reason: str, as_json: bool) -> None:
     values = load()
     configure_log(values)
     with database(values) as db, refusals(), db.connection() as conn:
-        result = store.reroute(conn, source, event_id, who(), reason)
+        result = store.reroute(conn, source, event_id, person(), reason)
     if result is None:
         raise no_event(event_id, source)
     tell(values, lambda queues: queues.ensure([Ensure(ROUTE, str(result.seq))]))

@@ -90,18 +90,23 @@ def list_tokens(as_json: bool) -> None:
         print_json(found)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("name", "role", "made by", "made", "holds until", "last used"):
+    for column in ("name", "role", "made by", "made", "holds", "last used"):
         table.add_column(column, overflow="fold")
     for row in found:
-        until = "expired" if row["expired"] else _moment(row["expires_at"], "revoked")
-        table.add_row(
-            row["name"], row["role"], row["created_by"], _moment(row["created_at"]), until, _moment(row["last_used_at"])
-        )
+        made, used = _moment(row["created_at"]), _moment(row["last_used_at"])
+        table.add_row(row["name"], row["role"], row["created_by"], made, _life(row), used)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
     console.print(table)
 
 
-def _moment(value: Any, never: str = "never") -> str:
-    return f"{value.astimezone():%Y-%m-%d %H:%M}" if value else never
+def _life(row: dict[str, Any]) -> str:
+    """How long a token holds, or since when it does not any more."""
+    if row["expires_at"] is None:
+        return "until revoked"
+    return f"{'expired' if row['expired'] else 'until'} {_moment(row['expires_at'])}"
+
+
+def _moment(value: Any) -> str:
+    return f"{value.astimezone():%Y-%m-%d %H:%M}" if value else "never"

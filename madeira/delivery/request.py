@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 import madeira
-from madeira import target, templates
+from madeira import target, templates, traceparent
 from madeira.delivery import signing
 from madeira.errors import MadeiraError
 from madeira.event_values import EventValues, utc_text
@@ -23,12 +23,12 @@ from madeira.headers import is_reserved
 from madeira.records import Attempt, Claimed, ClientCertificate, Endpoint
 from madeira.states import ErrorCode, Outcome
 from madeira.templates import TemplateFailed
+from madeira.traceparent import Traceparent
 
 USER_AGENT: Final = f"Madeira/{madeira.__version__}"
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 _HEX_TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}")
 
 
@@ -154,11 +154,11 @@ def _headers(
 
 def _traceparent(claim: Claimed) -> str:
     """The upstream's trace with this attempt as its parent; a trace made from ``trace_id`` where it brought none."""
-    given = _TRACEPARENT.fullmatch(claim.traceparent or "")
-    flags = given[2] if given else "01"
-    trace = given[1] if given else _trace_of(claim.trace_id)
+    given = traceparent.parse(claim.traceparent or "")
+    flags = given.flags if given else "01"
+    trace = given.trace_id if given else _trace_of(claim.trace_id)
     span = hashlib.sha256(f"{claim.delivery_id} {claim.attempt} {claim.token}".encode()).hexdigest()[:16]
-    return f"00-{trace}-{span}-{flags}"
+    return str(Traceparent(trace, span, flags))
 
 
 def _trace_of(trace_id: str) -> str:

@@ -22,12 +22,12 @@ and ``"200"``, or an ``"error"`` that is neither null nor false nor empty.
 
 import hashlib
 import json
-import re
 from datetime import timedelta
 from typing import Any, Final
 
 from madeira import expressions, retry
 from madeira.delivery.answer import MAX_BODY, Answer, CallFailed
+from madeira.delivery.masking import masked
 from madeira.expressions import ExpressionFailed
 from madeira.records import Attempt, Endpoint
 from madeira.states import ErrorCode, Outcome, http_error
@@ -48,12 +48,6 @@ _OUTCOMES: Final = {
     ErrorCode.PLATFORM: Outcome.LOST,
 }
 
-#: Header values shorter than this are no credentials, and their letters may stand in any answer.
-_SHORTEST_CREDENTIAL: Final = 8
-
-#: What a template of a header fills in.
-_EXPRESSION: Final = re.compile(r"(?s)\{\{.*?\}\}|\{%.*?%\}")
-
 #: Outcome, error code and reason.
 _Verdict = tuple[Outcome, str | None, str | None]
 
@@ -69,10 +63,9 @@ def judge(result: Answer | CallFailed, endpoint: Endpoint) -> Attempt:
             duration_s=result.duration_s,
             url=result.url,
             error_code=result.error_code.value,
-            reason=_one_line(result.reason),
+            reason=_told(result.reason, endpoint),
         )
     outcome, error_code, reason = _judge_answer(result, endpoint)
-    hidden = _credentials(endpoint)
     return Attempt(
         outcome=outcome,
         started_at=result.started_at,
@@ -80,26 +73,18 @@ def judge(result: Answer | CallFailed, endpoint: Endpoint) -> Attempt:
         url=result.url,
         status_code=result.status,
         error_code=error_code,
-        reason=_one_line(_masked(reason.encode(), hidden).decode(errors="replace")) if reason else None,
-        excerpt=_masked(result.body, hidden)[:EXCERPT],
+        reason=_told(reason, endpoint) if reason else None,
+        excerpt=masked(result.body, endpoint, first=EXCERPT),
         length=len(result.body),
         sha256=hashlib.sha256(result.body).digest() if result.body else None,
         retry_after_s=_retry_after(result) if outcome is not Outcome.SUCCEEDED else None,
     )
 
 
-def _credentials(endpoint: Endpoint) -> list[bytes]:
-    """What a receiver may echo and nobody shall read: header values, the credential in them, and secrets; longest first."""
-    # Of a template, what is not made of the event.
-    literal = {part for value in endpoint.headers.values() for part in _EXPRESSION.split(value)}
-    values = {*endpoint.secrets, *literal, *(part.strip().rsplit(" ", 1)[-1] for part in literal)}
-    return sorted((value.encode() for value in values if len(value) >= _SHORTEST_CREDENTIAL), key=len, reverse=True)
-
-
-def _masked(text: bytes, hidden: list[bytes]) -> bytes:
-    for value in hidden:
-        text = text.replace(value, b"***")
-    return text
+def _told(reason: str, endpoint: Endpoint) -> str:
+    """`reason` without credentials; it is cut afterwards, so that no part of one is left at its end."""
+    text = reason.encode(errors="replace")
+    return _one_line(masked(text, endpoint, first=4 * _MAX_REASON).decode(errors="replace"))
 
 
 def _judge_answer(answer: Answer, endpoint: Endpoint) -> _Verdict:
@@ -186,11 +171,11 @@ def _business_error(value: Any) -> str | None:
         if value.get(name) is False:
             return f'"{name}": false'
     if "code" in value and not _is_good_code(value["code"]):
-        return f'"code": {_short(value["code"])}'
+        return f'"code": {json.dumps(value["code"])}'
     error = value.get("error")
     if error is None or error is False or error in ("", [], {}):
         return None
-    return f'"error": {_short(error)}'
+    return f'"error": {json.dumps(error)}'
 
 
 def _is_good_code(code: Any) -> bool:
@@ -209,10 +194,6 @@ def _no_constant(name: str) -> Any:
 def _number(digits: str) -> int | float:
     # Python refuses to convert very long integers, which are JSON all the same.
     return int(digits) if len(digits) < 1000 else float(digits)
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value)[:200]
 
 
 def _retry_after(answer: Answer) -> float | None:

@@ -8,7 +8,7 @@ import psycopg
 
 from madeira.errors import InUse
 from madeira.routing import secrets
-from madeira.routing.config import Problems, check_references
+from madeira.routing.config import File, Problems, check_references
 from madeira.routing.fields import KINDS, Kind
 from madeira.routing.prepare import Preparer, changed_fields
 from madeira.store import configuration
@@ -40,15 +40,14 @@ class Difference:
 
 
 class Change:
-    """The way from the configuration `before` to what a file's `documents` say."""
+    """The way from the configuration `before` to what a `file` says."""
 
-    def __init__(
-        self, *, preparer: Preparer, before: Snapshot, documents: Mapping[Kind, Mapping[str, dict[str, Any]]], prune: bool
-    ) -> None:
+    def __init__(self, *, preparer: Preparer, before: Snapshot, file: File, prune: bool) -> None:
         self.difference = Difference()
         self._preparer = preparer
         self._before = before
-        self._documents = documents
+        self._documents = file.named
+        self._nameless = file.nameless
         self._prune = prune
         self._inserts: dict[Kind, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
         self._updates: dict[Kind, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
@@ -64,6 +63,8 @@ class Change:
                     (self.difference.removed if self._prune else self.difference.kept).append(f"{kind} {name}")
                     if self._prune:
                         self._removed[kind].append(name)
+        for other in self._nameless:
+            self._preparer.draft(other.kind, "", other.document, problems.under(other.place))
         self._check_routes(problems)
         self.difference.reordered = self._moves()
 
@@ -120,8 +121,10 @@ class Change:
             kind: [n for n in {**self._before.of(kind), **self._documents[kind]} if n not in self._removed[kind]]
             for kind in KINDS
         }
-        for name, document in self._documents["route"].items():
-            check_references(document, present["source"], present["endpoint"], problems.under(f"route[{name}]."))
+        listed = [(f"route[{name}].", document) for name, document in self._documents["route"].items()]
+        nameless = [(other.place, other.document) for other in self._nameless if other.kind == "route"]
+        for place, document in [*listed, *nameless]:
+            check_references("route", document, present["source"], present["endpoint"], problems.under(place))
 
     def _moves(self) -> bool:
         """Whether the routes that are there already have another order in the file."""
@@ -161,6 +164,7 @@ def refuse_busy(busy: Mapping[str, int]) -> None:
     told = ", ".join(f"{name} ({count})" for name, count in list(busy.items())[:_NAMED])
     more = f" and {len(busy) - _NAMED} more" if len(busy) > _NAMED else ""
     raise InUse(
-        f"not removed, since deliveries are unfinished: endpoint {told}{more}; wait for their end, or remove the endpoint by "
-        "itself together with a decision to cancel them"
+        f"not removed, since deliveries are unfinished: endpoint {told}{more}; wait for their end, or cancel them "
+        f"(`madeira cancel --endpoint {next(iter(busy))} --reason WHY`, then again; or "
+        f"DELETE /v1/endpoints/{next(iter(busy))}?unfinished=cancel&reason=WHY)"
     )

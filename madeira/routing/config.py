@@ -41,12 +41,23 @@ class Rules:
     routes: tuple[Route, ...]
     #: Rises with every change.
     version: int = 0
-    #: What cannot be used in this process, as ``endpoint/ledger``, and why.
+    #: What cannot be used in this process, as ``endpoint/ledger``, and why. A source that is among `sources` too verifies
+    #: with some of its secrets, and not with others.
     unusable: Mapping[str, str] = field(default_factory=dict)
 
     def endpoint(self, name: str) -> Endpoint | None:
         """The endpoint `name`, if it can be called."""
         return None if f"endpoint/{name}" in self.unusable else self.endpoints.get(name)
+
+    @property
+    def names_a_source(self) -> bool:
+        """Whether there is a source, usable or not."""
+        return bool(self.sources) or any(what.startswith("source/") for what in self.unusable)
+
+    def is_partly_usable(self, what: str) -> bool:
+        """Whether `what`, one of `unusable`, is a source of which some secrets can be used."""
+        kind, _, name = what.partition("/")
+        return kind == "source" and name in self.sources
 
 
 @dataclass(slots=True)
@@ -84,7 +95,18 @@ def callback() -> Endpoint:
 
 
 def canonical(kind: Kind, of: str, document: Mapping[str, Any], how: How, problems: Problems) -> dict[str, Any]:
-    """The canonical form of `document`, without its name, which must be `of` where it stands there."""
+    """The canonical form of `document`, without its name, which must be `of` where it stands there.
+
+    Of a place that `problems` has already nothing more is told: what stands there is not what was meant.
+    """
+    before = len(problems.found)
+    told = {p.field for p in problems.found}
+    found = _canonical(kind, of, document, how, problems)
+    problems.found[before:] = [p for p in problems.found[before:] if p.field not in told]
+    return found
+
+
+def _canonical(kind: Kind, of: str, document: Mapping[str, Any], how: How, problems: Problems) -> dict[str, Any]:
     if kind == "endpoint" and of == CALLBACK:
         problems.add(
             "name", f"the endpoint {CALLBACK} is built in and cannot be changed; make another one with url = {CALLBACK_URL!r}"
@@ -145,11 +167,20 @@ def _check_together(kind: Kind, found: Mapping[str, Any], problems: Problems) ->
                 problems.add(f"client_certificate{below}", detail)
 
 
-def check_references(route: Mapping[str, Any], sources: Iterable[str], endpoints: Iterable[str], problems: Problems) -> None:
-    """See that what a route names is there; `endpoints` without the built-in one."""
+def check_references(
+    kind: Kind, document: Mapping[str, Any], sources: Iterable[str], endpoints: Iterable[str], problems: Problems
+) -> None:
+    """See that what a document names is there; only routes name anything. `endpoints` is without the built-in one."""
+    if kind != "route":
+        return
     for one, known in (("endpoint", {*endpoints, CALLBACK}), ("source", set(sources))):
-        if isinstance(route.get(one), str) and route[one] not in known:
-            problems.add(one, f"there is no {one} {route[one]!r}{did_you_mean(route[one], known)}")
+        named = document.get(one)
+        if (
+            isinstance(named, str)
+            and named not in known
+            and not any(p.field == f"{problems.prefix}{one}" for p in problems.found)
+        ):
+            problems.add(one, f"there is no {one} {named!r}{did_you_mean(named, known)}")
 
 
 def did_you_mean(one: str, known: Iterable[str]) -> str:
@@ -209,6 +240,7 @@ def resolved(
     def look_up(place: secrets.Place, text: str) -> str:
         if not text.startswith(ENV_PREFIX):
             return text
+        variable = text.removeprefix(ENV_PREFIX)
         try:
             return secret_reference(text, str(place), environ)
         except SettingsError:
@@ -224,9 +256,30 @@ def resolved(
 # -- from a file to documents ----------------------------------------------------------------------------------------
 
 
-def tables(text: str, problems: Problems) -> dict[Kind, dict[str, dict[str, Any]]]:
-    """The documents of a TOML file by kind and name, in their order; what has no usable name is told and left out."""
-    found: dict[Kind, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
+@dataclass(frozen=True, slots=True)
+class Nameless:
+    """A document of a file that cannot be known by its name; it is checked only, so that all its mistakes are told."""
+
+    kind: Kind
+    #: Where it stands, as ``endpoint number 2.``
+    place: str
+    #: Without its name.
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What a TOML file holds."""
+
+    #: The documents by kind and name, in their order.
+    named: Mapping[Kind, dict[str, dict[str, Any]]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
+    #: Those with a name that is missing, impossible or taken.
+    nameless: list[Nameless] = field(default_factory=list)
+
+
+def tables(text: str, problems: Problems) -> File:
+    """The documents of a TOML file; what is wrong with their names is told."""
+    found = File()
     document = _toml(text, problems)
     for one in document:
         if one not in KINDS:
@@ -237,24 +290,27 @@ def tables(text: str, problems: Problems) -> dict[Kind, dict[str, dict[str, Any]
             problems.add(kind, f"write [[{kind}]] with double brackets: there can be several")
             continue
         for number, table in enumerate(listed, 1):
-            _named(kind, number, table, found[kind], problems)
+            place = f"{kind} number {number}."
+            of = _name(table, problems.under(place))
+            if of in found.named[kind]:
+                problems.add(f"{kind}[{of}].name", f"there are two of this name; the other is {kind} number {number}")
+                of = None
+            if of is None:
+                found.nameless.append(Nameless(kind, place, {key: value for key, value in table.items() if key != "name"}))
+            else:
+                found.named[kind][of] = table
     return found
 
 
-def _named(kind: Kind, number: int, table: dict[str, Any], found: dict[str, dict[str, Any]], problems: Problems) -> None:
-        variable = text.removeprefix(ENV_PREFIX)
-    below = problems.under(f"{kind} number {number}.")
+def _name(table: Mapping[str, Any], problems: Problems) -> str | None:
     if "name" not in table:
-        below.add("name", "is missing")
-        return
+        problems.add("name", "is missing")
+        return None
     try:
-        of = name().check(table["name"], How())
+        return str(name().check(table["name"], How()))
     except Wrong as e:
-        below.add("name", str(e))
-        return
-    if of in found:
-        problems.add(f"{kind}[{of}].name", "there are two of this name")
-    found[of] = table
+        problems.add("name", str(e))
+        return None
 
 
 def _toml(text: str, problems: Problems) -> dict[str, Any]:
@@ -279,14 +335,18 @@ def parse_toml(text: str, *, where: str, environ: Mapping[str, str] | None = Non
         SettingsError: what is wrong, and where.
     """
     problems = Problems()
-    documents = tables(text, problems)
+    file = tables(text, problems)
+    documents, opens = file.named, sealer or Sealer(())
     found: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for other in file.nameless:
+        below = problems.under(other.place)
+        resolved(other.kind, "", other.document, sealer=opens, environ=environ, problems=below)
+        check_references(other.kind, other.document, documents["source"], documents["endpoint"], below)
     for kind in KINDS:
         for of, document in documents[kind].items():
             below = problems.under(f"{kind}[{of}].")
-            made = resolved(kind, of, document, sealer=sealer or Sealer(()), environ=environ, problems=below)
-            if kind == "route":
-                check_references(document, documents["source"], documents["endpoint"], below)
+            made = resolved(kind, of, document, sealer=opens, environ=environ, problems=below)
+            check_references(kind, document, documents["source"], documents["endpoint"], below)
             if made is not None:
                 found[kind][of] = made
     if problems.found:

@@ -124,11 +124,18 @@ _SOURCE_FIELDS: Final = (
     Field(
         "rate",
         values.number(0.001, 1_000_000),
-        "Events that are accepted over all processes; more are answered 429",
+        "Events that are accepted over all processes; more are answered 429, which tells when to go on",
         "per second",
         absent="not limited",
     ),
-    Field("burst", values.whole(1, 1_000_000), "Events that may come at once", "", Source(name="", secrets=()).burst),
+    Field(
+        "burst",
+        values.whole(1, 1_000_000),
+        "Events that may come at once. A batch of more is let in when all of the burst is saved up, and paid for afterwards: "
+        "the next event waits until the rate has made up for it, about a hundred seconds after 1,000 events at 10 per second",
+        "",
+        Source(name="", secrets=()).burst,
+    ),
 )
 
 _ENDPOINT_FIELDS: Final = (

@@ -90,15 +90,15 @@ class Configurator:
 
     # -- changing one object ------------------------------------------------------------------------------------
 
-    def create(self, kind: Kind, name: str, document: Mapping[str, Any], *, who: str, why: str | None = None) -> Shown:
-        """Make a new object; routes come last.
+    def create(self, kind: Kind, name: object, document: Mapping[str, Any], *, who: str, why: str | None = None) -> Shown:
+        """Make a new object; routes come last. `name` is as it was given, and checked like all else; None: it was not.
 
         Raises:
             AlreadyThere: the name is taken.
             ConfigurationInvalid: the document is not as it must be.
         """
         problems = Problems()
-        _check_name(name, problems)
+        name = _checked_name(name, problems)
         with self._changing() as conn:
             spec, _ = self._checked(conn, kind, name, document, {}, problems)
             if configuration.one(conn, kind, name) is not None:
@@ -107,21 +107,32 @@ class Configurator:
             return _done(conn, who, why, entry("create", kind, name, None, spec), kind, name)
 
     def update(
-        self, kind: Kind, name: str, patch: Mapping[str, Any], *, expected: int | None, who: str, why: str | None = None
+        self,
+        kind: Kind,
+        name: str,
+        patch: Mapping[str, Any],
+        *,
+        expected: int | None,
+        who: str,
+        why: str | None = None,
+        told: Sequence[FieldProblem] = (),
     ) -> Shown:
         """Change an object by a JSON merge patch (RFC 7396); ``hidden`` in it keeps the secret of that place.
 
-        `expected` is the version that the change was made to; None: whatever it is now.
+        `expected` is the version that the change was made to; None: whatever it is now. `told` is what the caller has found
+        wrong already: nothing is changed then, and it is told with all else.
 
         Raises:
             NotThere: there is none of this name.
             Stale: it has another version by now.
             ConfigurationInvalid: what comes out is not as it must be.
         """
-        problems = Problems()
+        problems = Problems(found=list(told))
         with self._changing() as conn:
             before = _expected(conn, kind, name, expected)
             document = secrets.kept(kind, merged(before.spec, patch), before.spec, problems.add)
+            if "name" in patch:
+                document["name"] = patch["name"]
             spec, clear = self._checked(conn, kind, name, document, before.spec, problems)
             fields = changed_fields(self._preparer.clear(kind, before.spec), clear)
             if not fields:
@@ -182,9 +193,9 @@ class Configurator:
             InUse: an endpoint that would be removed has unfinished deliveries.
         """
         problems = Problems()
-        documents = tables(text, problems)
+        file = tables(text, problems)
         with self._changing() as conn:
-            change = Change(preparer=self._preparer, before=configuration.read(conn), documents=documents, prune=prune)
+            change = Change(preparer=self._preparer, before=configuration.read(conn), file=file, prune=prune)
             change.find(problems)
             problems.refuse()
             refuse_busy(configuration.busy(conn, change.removed_endpoints))
@@ -238,11 +249,11 @@ class Configurator:
             ConfigurationInvalid: everything that is wrong.
         """
         draft = self._preparer.draft(kind, name, document, problems)
-        if draft is None or problems.found:
-            raise ConfigurationInvalid(tuple(problems.found))
         if kind == "route":
             now = configuration.read(conn)
-            check_references(draft.clear, now.sources, now.endpoints, problems)
+            check_references(kind, document, now.sources, now.endpoints, problems)
+        if draft is None:
+            raise ConfigurationInvalid(tuple(problems.found))
         spec = self._preparer.sealed(kind, draft, before, problems)
         problems.refuse()
         return spec, draft.clear
@@ -262,11 +273,16 @@ def _cancel_pages(
     return cancelled
 
 
-def _check_name(name: str, problems: Problems) -> None:
+def _checked_name(name: object, problems: Problems) -> str:
+    """`name`, if it can be one; else "", which nothing is called, and the reason is told."""
+    if name is None:
+        problems.add("name", "is required, and must be a text")
+        return ""
     try:
-        values.name().check(name, values.How())
+        return str(values.name().check(name, values.How()))
     except values.Wrong as e:
         problems.add("name", str(e))
+        return ""
 
 
 def _existing(conn: psycopg.Connection[Any], kind: Kind, name: str) -> Stored:

@@ -39,14 +39,22 @@ class Preparer:
         self._how = How(refusal_of_host=egress.refusal_of_host)
 
     def draft(self, kind: Kind, name: str, document: Mapping[str, Any], problems: Problems) -> Draft | None:
-        """Check a document; None when something is wrong with it, which `problems` has then."""
+        """Check a document; None when something is wrong with it, all of which `problems` has then."""
         before = len(problems.found)
         known: dict[str, str] = {}
         opened = secrets.opened(kind, document, self._sealer, problems.add, known)
-        if len(problems.found) > before:
-            return None
         found = canonical(kind, name, opened, self._how, problems)
-        return Draft(found, known) if len(problems.found) == before else None
+        if len(problems.found) == before:
+            return Draft(found, known)
+        self._check_sealable(kind, opened, known, problems)
+        return None
+
+    def _check_sealable(self, kind: Kind, opened: Mapping[str, Any], known: Mapping[str, str], problems: Problems) -> None:
+        """Tell what `sealed` would tell of a document that never gets there, for something else is wrong with it."""
+        told = {p.field for p in problems.found}
+        unsealable = Problems(problems.prefix)
+        secrets.sealed(kind, opened, self._sealer, unsealable.add, known)
+        problems.found += [p for p in unsealable.found if p.field not in told]
 
     def sealed(self, kind: Kind, draft: Draft, before: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
         """What is kept of a draft; a secret that is sealed in `before`, what was kept until now, stays so."""

@@ -67,9 +67,7 @@ def reconcile_now(process: InProcess, queues: Queues | None = None) -> dict[str,
     # Imported when the actors have a broker.
     from actors import reconcile
 
-    found = reconcile.run(queues or process.queues, process.tools.database, period_s=60, grace_s=0.0, force=True)
-    assert found is not None
-    return dict(found)
+    return dict(reconcile.run(queues or process.queues, process.tools.database, period_s=60, grace_s=0.0, force=True))
 
 
 def cancel(process: InProcess, ref: DeliveryRef) -> cancelling.CancelResult:

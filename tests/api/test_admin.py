@@ -179,6 +179,36 @@ def test_everything_that_is_wrong_is_told_at_once(shared_api: Api) -> None:
     assert audited(shared_api) == before
 
 
+@pytest.mark.parametrize("name", [{}, {"name": 5}, {"name": "a b"}])
+def test_a_bad_name_hides_nothing_else(shared_api: Api, name: dict[str, Any]) -> None:
+    """Missing, no text, or impossible: what else is wrong is told with it."""
+    reply = ask(shared_api, "POST", "/v1/endpoints", name | {"url": "ftp://x/", "secrets": ["sealed:nonsense"], "colour": 1})
+    assert reply.status == 422
+    assert sorted(e["field"] for e in reply.json["errors"]) == ["colour", "name", "secrets[0]", "url"]
+    reply = ask(shared_api, "POST", "/v1/routes", name | {"endpoint": "nobody", "event_type": 5})
+    assert sorted(e["field"] for e in reply.json["errors"]) == ["endpoint", "event_type", "name"]
+
+
+def test_each_mistake_of_a_change_is_told_once(shared_api: Api) -> None:
+    """Its name, its version, a secret that is not there, and its other fields."""
+    name, _ = made(shared_api, secrets=[SECRET])
+    patch = {"name": "other", "version": 1.5, "secrets": ["hidden:5", "sealed:nonsense"], "rate": -1}
+    reply = ask(shared_api, "PATCH", f"/v1/endpoints/{name}", patch)
+    assert reply.status == 422
+    assert sorted(e["field"] for e in reply.json["errors"]) == ["name", "rate", "secrets[0]", "secrets[1]", "version"]
+    assert ask(shared_api, "GET", f"/v1/endpoints/{name}").json["version"] == 1
+
+
+@pytest.mark.parametrize("given", ["foo", '"', "W/", '"1", "2"', '"1.5"'])
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+def test_an_if_match_that_holds_no_version_is_a_mistake_and_not_stale(shared_api: Api, method: str, given: str) -> None:
+    """Reading the object again would not help: the answer names the header."""
+    name, _ = made(shared_api)
+    reply = ask(shared_api, method, f"/v1/endpoints/{name}", {"rate": 1} if method == "PATCH" else None, If_Match=given)
+    assert (reply.status, reply.json["type"]) == (400, "urn:madeira:problem:bad-request")
+    assert "If-Match" in reply.json["detail"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "problem"),
     [

@@ -121,6 +121,13 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         (None, {"traceparent": "00-" + "0" * 32 + "-b7ad6b7169203331-01"}, None, None),
         (None, {"traceparent": "ff" + TRACEPARENT[2:]}, None, None),
         (None, {"traceparent": "nonsense"}, None, None),
+        (None, {"traceparent": f"{TRACEPARENT}-x"}, None, None),
+        (None, {"traceparent": f"{TRACEPARENT}-"}, None, None),
+        (None, {"traceparent": f"cc{TRACEPARENT[2:]}"}, "0af7651916cd43dd8448eb211c80319c", TRACEPARENT),
+        (None, {"traceparent": f"cc{TRACEPARENT[2:]}-x"}, "0af7651916cd43dd8448eb211c80319c", TRACEPARENT),
+        (None, {"traceparent": f"cc{TRACEPARENT[2:]}-"}, "0af7651916cd43dd8448eb211c80319c", TRACEPARENT),
+        (None, {"traceparent": f"cc{TRACEPARENT[2:]}x"}, None, None),
+        ("body", {"traceparent": f"01{TRACEPARENT[2:]}-what-ever"}, "body", TRACEPARENT),
         (None, {}, None, None),
     ],
 )

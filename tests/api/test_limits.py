@@ -47,6 +47,13 @@ def refused(limits: Limits, events: int = 1) -> int:
     return int(problem.value.headers["Retry-After"])  # type: ignore[index,call-overload]
 
 
+def detail(limits: Limits, events: int = 1) -> str:
+    """What the refusal says."""
+    with pytest.raises(Problem) as problem:
+        limits.take("shop", events)
+    return str(problem.value.description)
+
+
 class Away:
     """Where Redis should be and is not: every call fails as the client's do."""
 
@@ -65,6 +72,21 @@ def test_the_burst_gets_in_at_once_and_what_is_above_is_told_how_long_to_wait(qu
         limit.take("shop")
     assert 99 <= refused(limit) <= 100
     assert 199 <= refused(limit, 2) <= 200
+
+
+@pytest.mark.parametrize("where", ["redis", "alone"])
+def test_a_refusal_says_when_a_batch_larger_than_the_burst_is_why(queues: Queues, where: str) -> None:
+    """Both before it is let in and while it is paid for; a plain refusal says nothing of batches."""
+    limit = limits(queues if where == "redis" else Away(), rate=0.1, burst=5)
+    limit.take("shop", 5)
+    assert "batch" not in detail(limit)
+    assert "batch" not in detail(limit, 5)
+    assert "a batch larger than the burst, this one of 6, is let in when all of the burst is saved up" in detail(limit, 6)
+    queues.client.flushdb()
+    limit = limits(queues if where == "redis" else Away(), rate=0.1, burst=5)
+    limit.take("shop", 6)
+    assert "more than the burst was let in at once, as a batch, and is paid for first" in detail(limit)
+    assert "paid for first" in detail(limit, 5)
 
 
 @pytest.mark.parametrize("where", ["redis", "alone"])

@@ -178,6 +178,16 @@ def test_the_mark_cannot_be_forged_by_a_configuration() -> None:
     assert is_reserved(HEADER[0])
 
 
+def test_everything_that_is_wrong_with_a_dry_run_is_told_at_once(shared_api: Api) -> None:
+    """A source that is not there or no text, the fields of the event, and those of the answer."""
+    for source in ({"source": "nobody"}, {"source": 5}, {}):
+        body = source | {"event_type": 5, "colour": "red", "response": {"status": 1}}
+        reply = ask(shared_api, "/v1/dry-run", body)
+        assert reply.status == 422
+        fields = ["colour", "event_type", "payload", "response.status", "source"]
+        assert sorted(e["field"] for e in reply.json["errors"]) == fields
+
+
 def test_a_dry_run_tells_and_does_nothing(shared_api: Api, receiver: Receiver) -> None:
     """Which routes match and why the others do not, the request, the verdict on an answer; nothing is called or stored."""
     name = endpoint(shared_api, receiver.url("/{event_type}"))

@@ -107,6 +107,23 @@ def test_an_event_a_delivery_and_all_of_an_endpoint_are_cancelled(terminal: Term
     terminal.run("cancel", "e1", "--reason", "x", code=2)
 
 
+def test_whoever_has_no_name_is_on_record_by_number(terminal: Terminal) -> None:
+    """In a container, say: whatever the command, the audit has the same word for the same person."""
+    routed(terminal.conn, event_id="one")
+    script = "import os; os.getuid = lambda: 54321; from madeira.cli.main import main; main()"
+    env = {k: v for k, v in terminal.env.items() if k not in ("LOGNAME", "USER", "LNAME", "USERNAME")}
+    for arguments in (
+        ["cancel", "one", "--source", "shop", "--reason", "x"],
+        ["token", "create", "ci", "--role", "viewer"],
+    ):
+        command = [sys.executable, "-c", script, *arguments]
+        subprocess.run(command, env=env, cwd=ROOT, capture_output=True, timeout=60, check=True)
+    assert [(who, action) for who, action, _, _ in terminal.audited()] == [
+        ("cli uid 54321", "cancel"),
+        ("cli uid 54321", "create"),
+    ]
+
+
 def test_without_redis_the_action_is_done_and_reconcile_is_left_to_tell_the_queues(terminal: Terminal) -> None:
     [ref] = routed(terminal.conn, event_id="one")
     settled(terminal.conn, claimed(terminal.conn, ref), GIVE_UP)

@@ -92,6 +92,19 @@ def test_a_token_is_made_listed_and_revoked(environ: dict[str, str]) -> None:
     assert audit(environ) == [(who, "create", "token ci", "the nightly run"), (who, "revoke", "token ci", "leaked")]
 
 
+def test_a_list_of_tokens_says_how_long_each_holds(environ: dict[str, str]) -> None:
+    """Until a time, until somebody revokes it, or no longer; none of them is called revoked."""
+    for name, life in (("forever", []), ("month", ["--expires", "30d"]), ("over", ["--expires", "1h"])):
+        run(environ, "token", "create", name, "--role", "viewer", *life)
+    with psycopg.connect(environ["MADEIRA_DATABASE_URL"]) as c:
+        c.execute("UPDATE token SET created_at = '2026-01-01Z', expires_at = '2026-01-02 12:00Z' WHERE name = 'over'")
+        [month] = c.execute("SELECT expires_at FROM token WHERE name = 'month'").fetchone()
+    lines = {line.split()[0]: line for line in run(environ, "token", "list").stdout.splitlines()}
+    assert "until revoked" in lines["forever"]
+    assert f"until {month.astimezone():%Y-%m-%d %H:%M}" in lines["month"]
+    assert f"expired {datetime(2026, 1, 2, 12, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}" in lines["over"]
+
+
 @pytest.mark.parametrize(
     "arguments", [["a b", "--role", "viewer"], ["x", "--role", "owner"], ["x", "--role", "admin", "--expires", "1y"]]
 )

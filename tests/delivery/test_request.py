@@ -126,6 +126,15 @@ def test_the_upstreams_trace_goes_on_with_a_parent_of_its_own_for_each_attempt()
     assert len({one.split("-")[2], two.split("-")[2], "b7ad6b7169203331"}) == 3
 
 
+@pytest.mark.parametrize(("version", "more"), [("01", ""), ("cc", "-x"), ("fe", "-")])
+@pytest.mark.parametrize(("flags", "sent"), [("01", "01"), ("00", "00"), ("ff", "01"), ("fe", "00")])
+def test_a_traceparent_of_a_version_to_come_goes_on_as_version_00(version: str, more: str, flags: str, sent: str) -> None:
+    """With its trace id, and of its flags the one that all versions share."""
+    given_ = f"{version}-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}{more}"
+    header = headers(build(claim(traceparent=given_, trace_id="another"), ENDPOINT, now=now()))["traceparent"]
+    assert re.fullmatch(f"00-0af7651916cd43dd8448eb211c80319c-[0-9a-f]{{16}}-{sent}", header)
+
+
 @pytest.mark.parametrize("given_", ["", "junk", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "00-a\r\nb"])
 def test_a_broken_traceparent_is_replaced(given_):
     """What is no traceparent is not passed on."""

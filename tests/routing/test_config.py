@@ -75,6 +75,53 @@ def test_no_secret_is_shown_by_the_records() -> None:
     assert "whsec_" not in shown
 
 
+def test_an_object_whose_name_is_wrong_or_taken_is_checked_like_the_others() -> None:
+    """The first of two with one name, and the second; what has no name; and what cannot be opened or looked up."""
+    text = """
+[[endpoint]]
+name = "e"
+url = "ftp://x/"
+secrets = ["sealed:nonsense", "env:NOT_THERE"]
+rate = -1
+[endpoint.client_certificate]
+chain = "env:NOT_THERE"
+key = "sealed:nonsense"
+
+[[endpoint]]
+name = "e"
+url = "http://x/"
+timeout = 0
+
+[[endpoint]]
+url = "http://x/"
+burst = 0
+
+[[route]]
+name = "a b"
+endpoint = "nobody"
+source = 5
+"""
+    with pytest.raises(SettingsError) as e:
+        parse(text)
+    told = [part.partition(": ")[0] for part in str(e.value).removeprefix("rules.toml: ").split("; ")]
+    places = [
+        "endpoint number 2.timeout",
+        "endpoint number 3.burst",
+        "endpoint number 3.name",
+        "endpoint[e].client_certificate.chain",
+        "endpoint[e].client_certificate.key",
+        "endpoint[e].name",
+        "endpoint[e].rate",
+        "endpoint[e].secrets[0]",
+        "endpoint[e].secrets[1]",
+        "endpoint[e].url",
+        "route number 1.endpoint",
+        "route number 1.name",
+        "route number 1.source",
+    ]
+    assert sorted(place for place in told if place.startswith(("endpoint", "route"))) == places
+
+
 @pytest.mark.parametrize("rules", [no_rules(), parse("")])
 def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
     """Without any configuration an event can still be delivered to the address that came with it."""

@@ -159,6 +159,25 @@ def test_a_file_is_applied_as_a_whole_or_not_at_all(configurator: Configurator, 
     assert everything(database_url) == before
 
 
+def test_nothing_that_is_wrong_hides_anything_else(configurator: Configurator, database: Database) -> None:
+    """Not a secret that no key opens, not a name, not a name that stands there twice, not a literal without a key."""
+    first = "[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\nsecrets = ['sealed:nonsense']\n"
+    second = "[[endpoint]]\nname = 'e'\nurl = 'http://h'\nsecrets = ['literal']\nrate = -1\n"
+    third = "[[route]]\nname = 'a b'\nendpoint = 'nobody'\nevent_type = 5\n"
+    told = ["endpoint[e].name", "endpoint[e].secrets[0]", "endpoint[e].url", "endpoint number 2.rate"]
+    told += ["route number 1.name", "route number 1.endpoint", "route number 1.event_type"]
+    with pytest.raises(ConfigurationInvalid) as e:
+        configurator.apply(first + second + third, who="t")
+    assert sorted(fields_of(e)) == sorted(told)
+    keyless = Configurator(database=database, sealer=Sealer(()), egress=Egress(allow=(), deny=()))
+    with pytest.raises(ConfigurationInvalid) as e:
+        keyless.apply(first + second + third, who="t")
+    assert sorted(fields_of(e)) == sorted([*told, "endpoint number 2.secrets[0]"])
+    with pytest.raises(ConfigurationInvalid) as e:
+        keyless.create("route", "r", {"endpoint": "nobody", "filter": "1 +"}, who="t")
+    assert sorted(fields_of(e)) == ["endpoint", "filter"]
+
+
 def test_the_order_of_the_routes_is_that_of_the_file(configurator: Configurator) -> None:
     """A file with another order is a change; a new route comes where the file has it."""
     route = '[[route]]\nname = "{}"\nendpoint = "callback"\n'

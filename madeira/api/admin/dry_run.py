@@ -8,7 +8,7 @@ from typing import Any, Final
 import falcon
 
 from madeira import dry_run
-from madeira.api import problems, query, validation
+from madeira.api import query, validation
 from madeira.api.admin import bodies
 from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError
@@ -47,9 +47,9 @@ class DryRun:
         if not isinstance(source, str) or source not in rules.sources:
             errors.append(FieldError("source", "must be the name of a source that can be used"))
         response = _response(document.values.get("response"), errors)
-        if errors:
-            raise problems.invalid(errors)
-        event = validation.new_event(_without_response(document), source=str(source), raw=b"", environ={}, egress=self._egress)
+        event = validation.new_event(
+            _event(document), source=str(source), raw=b"", environ={}, egress=self._egress, beside=errors
+        )
         found = dry_run.dry_run(rules, event, egress=self._egress, now=datetime.now(UTC), response=response)
         resp.data = json.dumps(dry_run.document(found)).encode()
 
@@ -78,8 +78,10 @@ class NewestRules:
             return rules_of(configuration.read(connection), sealer=self._sealer)
 
 
-def _without_response(document: Document) -> Document:
-    return Document(*({k: v for k, v in part.items() if k != "response"} for part in (document.values, document.texts)))
+def _event(document: Document) -> Document:
+    """What of a body is the event; its source is checked already."""
+    beside = ("response", "source")
+    return Document(*({k: v for k, v in part.items() if k not in beside} for part in (document.values, document.texts)))
 
 
 def _response(given: Any, errors: list[FieldError]) -> Response | None:

@@ -19,7 +19,7 @@ from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.broker.queues import DELIVER, Queues, delivery_key
-from madeira.errors import AlreadyThere, BrokerUnavailable, ConfigurationInvalid, InUse, NotThere, Stale
+from madeira.errors import AlreadyThere, BrokerUnavailable, ConfigurationInvalid, FieldProblem, InUse, NotThere, Stale
 from madeira.routing.fields import Kind
 from madeira.routing.manage import Configurator, Removed, Shown
 from madeira.states import Role
@@ -53,8 +53,6 @@ class Objects:
         why = query.read(req, {"reason": bodies.reason}).get("reason")
         document = dict(bodies.document(req.env).values)
         name = document.pop("name", None)
-        if not isinstance(name, str):
-            raise problems.invalid([FieldError("name", "is required, and must be a string")])
         with _told(self._kind):
             made = self._configurator.create(self._kind, name, document, who=caller.name, why=why)
         resp.status = falcon.HTTP_201
@@ -91,12 +89,10 @@ class Object:
         caller = self._auth.person(req.env, Role.ADMIN)
         why = query.read(req, {"reason": bodies.reason}).get("reason")
         patch = dict(bodies.document(req.env, patch=True).values)
-        expected = _expected(req, patch)
-        if patch.pop("name", name) != name:
-            raise problems.invalid([FieldError("name", "cannot be changed; make a new object instead")])
+        expected, wrong = _expected(req, patch)
         with _told(self._kind):
             changed = self._configurator.update(
-                self._kind, _known(self._kind, name), patch, expected=expected, who=caller.name, why=why
+                self._kind, _known(self._kind, name), patch, expected=expected, who=caller.name, why=why, told=wrong
             )
         _show(resp, changed)
 
@@ -111,7 +107,7 @@ class Object:
             removed = self._configurator.delete(
                 self._kind,
                 _known(self._kind, name),
-                expected=_expected(req, {}),
+                expected=_expected(req, {})[0],
                 who=caller.name,
                 why=why,
                 unfinished=unfinished,
@@ -158,23 +154,32 @@ def _known(kind: Kind, name: str) -> str:
     return name
 
 
-def _expected(req: falcon.Request, patch: dict[str, Any]) -> int | None:
-    """The version that a change was made to, from ``If-Match`` or the document; None when neither names one."""
-    found: set[int] = set()
-    given = req.get_header("If-Match")
-    if given is not None and given.strip() != "*":
-        digits = given.strip().removeprefix("W/").strip('"')
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS):
-            raise Problem(412, "If-Match must hold the ETag of what was read; read it again")
-        found.add(int(digits))
+def _expected(req: falcon.Request, patch: dict[str, Any]) -> tuple[int | None, list[FieldProblem]]:
+    """The version that a change was made to, from ``If-Match`` or the document, and what is wrong with the one in the
+    document; None when neither names one.
+
+    Raises:
+        Problem: 400, when ``If-Match`` holds no version.
+    """
+    header = _if_match(req)
     version = patch.pop("version", None)
-    if version is not None:
-        if isinstance(version, bool) or not isinstance(version, int | float) or version != int(version):
-            raise problems.invalid([FieldError("version", "must be the version of what was read, or be left out")])
-        found.add(int(version))
-    if len(found) > 1:
-        raise problems.invalid([FieldError("version", "must be the same as in If-Match")])
-    return found.pop() if found else None
+    if version is None:
+        return header, []
+    if isinstance(version, bool) or not isinstance(version, int | float) or version != int(version):
+        return header, [FieldProblem("version", "must be the version of what was read, or be left out")]
+    if header is not None and header != version:
+        return None, [FieldProblem("version", "must be the same as in If-Match")]
+    return int(version), []
+
+
+def _if_match(req: falcon.Request) -> int | None:
+    given = (req.get_header("If-Match") or "*").strip()
+    if given == "*":
+        return None
+    digits = given.removeprefix("W/").strip('"')
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS):
+        raise Problem(400, 'the header If-Match must hold the ETag of what was read, such as "3", or *')
+    return int(digits)
 
 
 def _document(found: Shown) -> dict[str, Any]:
