@@ -16,7 +16,7 @@ import dramatiq
 
 from madeira import metrics, retry
 from madeira.broker.hands import Hand
-from madeira.broker.queues import DELIVER, ensure_dead_letter
+from madeira.broker.queues import DELIVER, ensure_dead_letter, ensure_delivery
 from madeira.broker.tools import Tools, current
 from madeira.delivery import request as requests
 from madeira.delivery.answer import CallFailed
@@ -107,7 +107,7 @@ def _tell_start(tools: Tools, hand: Hand, endpoint: Endpoint, lane: str) -> None
 def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
     """A claim that was refused costs nothing: neither a retry nor the rate token."""
     hand.refund = True
-    if refused.reason in ("finished", "cancelled", "died"):
+    if refused.reason in ("finished", "cancelled", "died", "behind"):
         hand.forget()
     elif refused.reason == "missing":
         if hand.only().stumbles >= _MISSING_TRIES:
@@ -115,6 +115,8 @@ def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
             hand.forget()
     else:
         hand.delay(refused.delay_s)
+    if refused.first is not None:
+        hand.follow.append(ensure_delivery(refused.first))
     if refused.dead:
         hand.follow.append(ensure_dead_letter(ref))
         log.error("delivery.died", failure_class="platform")
@@ -216,6 +218,8 @@ def _is_gone(attempt: Attempt, endpoint: Endpoint) -> bool:
 
 
 def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled, *, stays: bool) -> None:
+    if settled.first is not None:
+        hand.follow.append(ensure_delivery(settled.first))
     if settled.status == DeliveryStatus.SUCCEEDED:
         # On record in Postgres; a line per success would cost more than the call.
         hand.forget()

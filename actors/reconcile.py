@@ -10,7 +10,7 @@ and at a slice of the rest; where it finds unknown keys it goes on until a whole
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +23,9 @@ from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, d
 from madeira.broker.tools import current
 from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
-from madeira.store import cancelling, leases
+from madeira.records import DeliveryRef
+from madeira.states import DeliveryStatus
+from madeira.store import cancelling, leases, ordering
 from madeira.store import reconcile as rows
 from madeira.store.database import Database
 from madeira.store.reconcile import Unfinished
@@ -50,6 +52,9 @@ _SLICES = 5
 
 #: Pages after a finding that are looked at all the same; no backlog has more.
 _WHOLE = 1_000_000
+
+#: Seconds that the next of an ordering key may be on its way to the broker after the one before it has ended.
+_SUCCESSION_S = 0.5
 
 #: What changed in this many seconds is looked at by every run.
 _RECENT_S = 300.0
@@ -101,10 +106,13 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
         )
     started = time.monotonic()
     with database.connection() as conn:
-        abandoned = len(cancelling.end_abandoned(conn, _ABANDONED))
+        abandoned = cancelling.end_abandoned(conn, _ABANDONED)
+    if abandoned:
+        with database.connection() as conn:
+            queues.ensure([ensure_delivery(ref) for ref in ordering.following(conn, abandoned)])
     comparison = Comparison(queues, database, holder=holder, grace_s=grace_s, slice_from=slice_from)
     comparison.run()
-    counts = +(comparison.counts + Counter(abandoned=abandoned))
+    counts = +(comparison.counts + Counter(abandoned=len(abandoned)))
     duration_s = time.monotonic() - started
     with database.connection() as conn:
         rows.record_run(conn, counts, duration_s, holder, comparison.slice_from)
@@ -175,6 +183,7 @@ class Comparison:
     def _unfinished(self) -> None:
         self._deliveries(self._read(rows.recently_changed, _RECENT_S, PAGE, older_than_s=self._grace_s))
         self._deliveries(self._read(rows.overdue, PAGE, older_than_s=self._grace_s))
+        self._deliveries(self._read(_after_recent, _RECENT_S, PAGE, older_than_s=self._grace_s))
         clean, wraps = 0, 0
         while clean < _SLICES and wraps < 2:
             page = self._read(rows.unfinished_deliveries, self.slice_from, PAGE, older_than_s=self._grace_s)
@@ -186,15 +195,22 @@ class Comparison:
             wraps += self.slice_from == 0
 
     def _deliveries(self, page: Sequence[Unfinished]) -> int:
-        known = {delivery_key(row.ref): row.ref for row in page}
+        known = {delivery_key(row.ref): row.ref for row in page if row.is_first}
         missing = self._queues.unknown(DELIVER, [(key, ref.delay_s) for key, ref in known.items()])
+        if any(row.is_ordered and delivery_key(row.ref) in missing for row in page):
+            missing = self._still_unknown(missing, known)
         if not missing:
             return 0
-        gone = self._read_set(rows.finished_among, [known[key].delivery_id for key in missing])
+        gone = self._read_set(rows.not_first_among, [known[key].delivery_id for key in missing])
         lost = [known[key] for key in missing if known[key].delivery_id not in gone]
         self._queues.ensure([ensure_delivery(ref) for ref in lost])
         self.counts["delivery_not_queued"] += len(lost)
         return len(lost)
+
+    def _still_unknown(self, missing: set[str], known: Mapping[str, DeliveryRef]) -> set[str]:
+        """Ask once more, a moment later: what became the first of its key just now is on its way, however old it is."""
+        time.sleep(_SUCCESSION_S)
+        return self._queues.unknown(DELIVER, [(key, known[key].delay_s) for key in missing])
 
     def _read_set(self, reader: Callable[[Connection[Any], Sequence[int]], set[int]], ids: Sequence[int]) -> set[int]:
         with self._database.connection() as conn:
@@ -221,3 +237,13 @@ class Comparison:
         # A person may have replayed one meanwhile: what is unfinished now is queued again.
         back = gone - self._read_set(reader, list(gone))
         self._queues.ensure([Ensure(queue, by_id[i]) for i in back])
+        if queue == DELIVER:
+            with self._database.connection() as conn:
+                firsts = ordering.firsts(conn, list(gone)).values()
+            self._queues.ensure([ensure_delivery(first.to_queue) for first in firsts if first.to_queue])
+
+
+def _after_recent(conn: Connection[Any], since_s: float, limit: int, *, older_than_s: float) -> list[Unfinished]:
+    """What came first of its ordering key when another one had ended."""
+    found = ordering.after_recent(conn, since_s, limit, older_than_s=older_than_s)
+    return [Unfinished(ref, DeliveryStatus.PENDING, is_ordered=True) for ref in found]

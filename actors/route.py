@@ -15,7 +15,7 @@ from madeira.broker.tools import Tools, current
 from madeira.errors import StoreUnavailable
 from madeira.log import get
 from madeira.routing.rules import match
-from madeira.store import events
+from madeira.store import events, ordering
 from madeira.store.events import RouteResult, Unroutable
 
 log = get(__name__)
@@ -53,10 +53,20 @@ def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
     if plans:
         with tools.database.connection() as conn:
             results = events.route(conn, plans)
+    if any(delivery.ordering_key is not None for _, planned in plans for delivery in planned):
+        _keep_first(tools, results)
     for result in results:
         _tell(hand, result)
     for seq, why in others.items():
         _leave(tools, hand, seq, why)
+
+
+def _keep_first(tools: Tools, results: Sequence[RouteResult]) -> None:
+    """Leave out what is not the first of its ordering key: it is queued when its turn has come."""
+    with tools.database.connection() as conn:
+        first = set(ordering.leading(conn, [ref for result in results for ref in result.refs]))
+    for result in results:
+        result.refs[:] = [ref for ref in result.refs if ref in first]
 
 
 def _tell(hand: Hand, result: RouteResult) -> None:
@@ -71,8 +81,9 @@ def _leave(tools: Tools, hand: Hand, seq: int, why: Unroutable) -> None:
     if why.reason == "finished":
         # An earlier run may have died after its commit: what it left unfinished is in Postgres, and is queued again.
         with tools.database.connection() as conn:
-            for result in events.route(conn, [(seq, [])]):
-                _tell(hand, result)
+            (result,) = events.route(conn, [(seq, [])])
+        _keep_first(tools, [result])
+        _tell(hand, result)
     elif why.reason == "not_due":
         hand.delay(why.delay_s, key)
     elif hand.grants[key].grant.stumbles >= _MISSING_TRIES:

@@ -210,6 +210,7 @@ def _delivery_document(run: DryRun, delivery: DeliveryReport) -> dict[str, Any]:
         "endpoint": plan.endpoint,
         "lane": plan.lane,
         "routes": list(plan.routes),
+        "ordering_key": plan.ordering_key,
         "request": None if delivery.request is None else request_document(run.event, delivery.request, delivery.endpoint),
         "error": delivery.error,
         "failure_class": plan.failure_class,

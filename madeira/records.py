@@ -76,6 +76,8 @@ class PlannedDelivery:
     last_error: str | None = None
     #: What a template made of the event; None when the body follows from the event by itself.
     body: str | None = None
+    #: Deliveries of one endpoint and key go one after another, in the order of their events; None: in no order.
+    ordering_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class Refused:
     """Why a claim was not granted, and what to do with the key.
 
     `reason` is one of ``finished``, ``not_due``, ``leased``, ``cancelled``, ``died`` (lost too often, just now),
-    ``missing`` (the row is not visible), ``contended`` (another claim holds the row at this moment).
+    ``missing`` (the row is not visible), ``contended`` (another claim holds the row at this moment), ``behind`` (another
+    delivery of its ordering key comes first), ``unrouted`` (an earlier event of its source is not routed yet).
     """
 
     reason: str
@@ -133,6 +136,8 @@ class Refused:
     delay_s: float = 0.0
     #: The deliveries of the same event that must be queued as dead letters now (lost too often).
     dead: bool = False
+    #: The delivery of the same ordering key that must be queued now, since it is the first.
+    first: DeliveryRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,8 @@ class Settled:
     latency_s: float = 0.0
     #: Reading of the monotonic clock from which `delay_s` counts.
     read_at: float = field(default=0.0, compare=False)
+    #: Another delivery of the same ordering key, which is the first now and must be queued.
+    first: DeliveryRef | None = None
 
 
 #: Attempts after which a delivery is dead, unless its endpoint says otherwise.
@@ -231,6 +238,11 @@ class ClientCertificate:
     key: str = field(repr=False)
 
 
+#: Values of an endpoint's ``ordering`` that are no expressions: in no order; all one after another.
+NO_ORDER: Final = "none"
+WHOLE_ENDPOINT: Final = "endpoint"
+
+
 @dataclass(frozen=True, slots=True)
 class Breaker:
     """Whether, and for how long, a receiver that fails is left alone; times in seconds."""
@@ -267,6 +279,8 @@ class Endpoint:
     #: A CEL expression over ``status``, ``headers`` and ``body`` that says whether the answer is a success; None: the
     #: standard rule.
     success: str | None = None
+    #: ``none``, ``endpoint``, or a CEL expression over the event that yields a key: deliveries of one key go one after another.
+    ordering: str = NO_ORDER
     client_certificate: ClientCertificate | None = None
     breaker: Breaker = field(default_factory=Breaker)
     #: Whether somebody holds it; no part of its configuration.

@@ -23,7 +23,7 @@ from madeira.broker.queues import DELIVER, ROUTE, Ensure, Queues, delivery_key, 
 from madeira.errors import BrokerUnavailable, IllegalTransition
 from madeira.records import DeliveryRef
 from madeira.states import Role
-from madeira.store import cancelling, erase, replay
+from madeira.store import cancelling, erase, ordering, replay
 from madeira.store.database import Database
 from madeira.strict_json import NotStrictJson
 
@@ -70,6 +70,15 @@ class _Action:
     def _forget_deliveries(self, refs: Sequence[DeliveryRef]) -> None:
         self._forget(DELIVER, [delivery_key(ref) for ref in refs])
 
+    def _go_on_after(self, ended: Sequence[DeliveryRef]) -> None:
+        """Queue what follows on ended deliveries in their order. Before these are forgotten: a key that is still queued when this
+        process dies makes its claim see to it.
+        """
+        with self._database.connection() as connection:
+            following = ordering.following(connection, ended)
+        if following:
+            self._ensure([ensure_delivery(ref) for ref in following])
+
 
 class Cancel(_Action):
     """``POST /v1/events/{event_id}/cancel``: ends what has not ended of an event, or of its way to one endpoint."""
@@ -85,6 +94,7 @@ class Cancel(_Action):
         if result is None:
             raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
         self._forget(ROUTE, [str(result.seq)])
+        self._go_on_after(result.cancelled)
         self._forget_deliveries(result.cancelled)
         _answer(resp, event_id, source, status=result.status, cancelled=len(result.cancelled), requested=result.requested)
 
@@ -109,7 +119,9 @@ class Replay(_Action):
             )
         if result is None:
             raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
-        self._ensure([ensure_delivery(ref) for ref in result.refs])
+        with self._database.connection() as connection:
+            first = ordering.leading(connection, result.refs)
+        self._ensure([ensure_delivery(ref) for ref in first])
         _answer(resp, event_id, source, status=result.status, replayed=len(result.refs), endpoints=result.endpoints)
 
 
@@ -162,6 +174,8 @@ class CancelEndpoint(_Action):
             with self._database.connection() as connection:
                 ended = sweep.go_on(connection, PAGE)
             self._forget_deliveries(ended)
+        with self._database.connection() as connection:
+            self._ensure([ensure_delivery(ref) for ref in ordering.of_endpoint(connection, name, PAGE)])
         if not sweep.known:
             raise _no_endpoint(name)
         answer = {"endpoint": name, "cancelled": sweep.cancelled, "requested": sweep.requested, "complete": sweep.complete}

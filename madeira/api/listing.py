@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Container
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -21,9 +22,10 @@ from madeira.errors import BrokerUnavailable
 from madeira.records import DeliveryRef
 from madeira.states import EventStatus, Role
 from madeira.store import events as store
-from madeira.store import listing
+from madeira.store import listing, ordering
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
+from madeira.store.ordering import Wait
 
 #: Events of a page, unless the query says otherwise, and at most.
 PAGE: Final = 50
@@ -78,14 +80,19 @@ class Event:
         source = source_of(caller, req, event_id)
         with self._database.connection() as connection:
             found = store.find(connection, source, event_id)
-        if found is None:
-            raise unknown(event_id)
-        self._add_places(found)
+            if found is None:
+                raise unknown(event_id)
+            ordered = any(d["ordering_key"] is not None and d["status"] == "pending" for d in found["deliveries"])
+            waits = ordering.waits(connection, found["seq"]) if ordered else {}
+        self._add_places(found, waits)
+        for delivery in found["deliveries"]:
+            if delivery["id"] in waits:
+                delivery["waits"] = _behind(waits[delivery["id"]], caller)
         resp.data = envelope(found)
 
-    def _add_places(self, found: dict[str, Any]) -> None:
-        """Say where what is unfinished waits, as far as Redis can tell at this moment."""
-        waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering")]
+    def _add_places(self, found: dict[str, Any], elsewhere: Container[int]) -> None:
+        """Say where waits what is unfinished and does not wait `elsewhere`, as far as Redis can tell at this moment."""
+        waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering") and d["id"] not in elsewhere]
         keys = [delivery_key(DeliveryRef(d["id"], found["seq"], d["lane"])) for d in waiting]
         try:
             if found["status"] == "pending":
@@ -129,6 +136,14 @@ def _place(place: Any) -> dict[str, Any]:
     if place.limit not in ("paused", "disabled"):
         shown["until"] = datetime.now(UTC) + timedelta(seconds=place.delay_s)
     return shown
+
+
+def _behind(wait: Wait, caller: Caller) -> dict[str, Any]:
+    """How it is shown that a delivery waits for another event; a source is told the ids of its own only."""
+    shown = {"where": "ordering", "seconds": 0.0, "ahead": wait.ahead}
+    if caller.source not in (None, wait.source):
+        return shown
+    return shown | {"behind": {"source": wait.source, "event_id": wait.event_id}}
 
 
 def _cursor(before: int) -> str:

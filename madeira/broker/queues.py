@@ -322,8 +322,8 @@ class Queues:
         asked = time.monotonic()
         for key, token, kind, due, body, refund, verdict, patient in finishes:
             args += (key, token, kind, _ms(max(0.0, due - asked)), body, int(refund), verdict, _ms(max(0.0, patient - asked)))
-        for other, key, delay_s, _ in follow:
-            args += (other, key, _ms(delay_s))
+        for other, key, delay_s, line in follow:
+            args += (other, key, _ms(delay_s), line)
         epoch, next_ms, unset, flat = self.run("turn", *args)
         grants = tuple(
             Grant(

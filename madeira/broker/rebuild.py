@@ -104,7 +104,7 @@ def _fill_deliver(queues: Queues, database: Database) -> int:
     while True:
         with database.connection() as conn:
             page = reconcile.unfinished_deliveries(conn, after, _PAGE)
-        queued += queues.ensure([ensure_delivery(row.ref) for row in page])
+        queued += queues.ensure([ensure_delivery(row.ref) for row in page if row.is_first])
         if len(page) < _PAGE:
             return queued
         after = page[-1].ref.delivery_id

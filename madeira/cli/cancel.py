@@ -2,12 +2,12 @@
 
 import click
 
-from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
+from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_delivery
 from madeira.cli.acting import no_event, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.records import DeliveryRef
 from madeira.settings import Settings
-from madeira.store import cancelling
+from madeira.store import cancelling, ordering
 
 #: Deliveries of one transaction.
 PAGE = 500
@@ -32,12 +32,16 @@ def cancel(event_id: str | None, source: str | None, endpoint: str | None, reaso
 
 
 def _event(values: Settings, event_id: str, source: str, endpoint: str | None, reason: str, as_json: bool) -> None:
-    with database(values) as db, refusals(), db.connection() as conn:
-        result = cancelling.cancel(conn, source, event_id, person(), reason, endpoint)
-    if result is None:
-        raise no_event(event_id, source, endpoint)
+    with database(values) as db:
+        with refusals(), db.connection() as conn:
+            result = cancelling.cancel(conn, source, event_id, person(), reason, endpoint)
+        if result is None:
+            raise no_event(event_id, source, endpoint)
+        with db.connection() as conn:
+            following = ordering.following(conn, result.cancelled)
 
     def forget(queues: Queues) -> None:
+        queues.ensure([ensure_delivery(ref) for ref in following])
         queues.forget(ROUTE, [str(result.seq)])
         queues.forget(DELIVER, [delivery_key(ref) for ref in result.cancelled])
 
@@ -56,9 +60,16 @@ def _endpoint(values: Settings, endpoint: str, reason: str, as_json: bool) -> No
         while not sweep.complete:
             with db.connection() as conn:
                 ended += sweep.go_on(conn, PAGE)
+        with db.connection() as conn:
+            following = ordering.of_endpoint(conn, endpoint, PAGE)
     if not sweep.known:
         raise click.ClickException(f"there is no endpoint {endpoint}, and nothing waits for one of this name")
-    tell(values, lambda queues: queues.forget(DELIVER, [delivery_key(ref) for ref in ended]))
+
+    def forget(queues: Queues) -> None:
+        queues.ensure([ensure_delivery(ref) for ref in following])
+        queues.forget(DELIVER, [delivery_key(ref) for ref in ended])
+
+    tell(values, forget)
     counts = {"cancelled": sweep.cancelled, "requested": sweep.requested}
     if as_json:
         print_json({"endpoint": endpoint, **counts})

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from madeira.broker.queues import Queues
-from madeira.cli.acting import REDIS_S, reason_option, refusals, tell, who
-from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.acting import REDIS_S, reason_option, refusals, tell
+from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.errors import BrokerUnavailable
 from madeira.lanes import LaneState
 from madeira.lanes.state import STATES, hold_of
@@ -101,7 +101,7 @@ def _change(name: str, action: Action, reason: str | None, as_json: bool) -> Non
     values = load()
     configure_log(values)
     with database(values) as db, refusals(), db.connection() as conn:
-        changed = holding.change(conn, name, action, who=who(), why=reason)
+        changed = holding.change(conn, name, action, who=person(), why=reason)
     if changed is None:
         raise click.ClickException(f"there is no endpoint {name} that could be held")
     now, version = changed.now, changed.version

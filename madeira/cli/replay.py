@@ -5,6 +5,7 @@ import click
 from madeira.broker.queues import ROUTE, Ensure, ensure_delivery
 from madeira.cli.acting import no_event, reason_option, refusals, source_option, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.store import ordering
 from madeira.store import replay as store
 
 
@@ -19,11 +20,14 @@ def replay(event_id: str, source: str, reason: str, endpoint: str | None, force:
     """Send the dead deliveries of an event again, with a fresh budget of attempts."""
     values = load()
     configure_log(values)
-    with database(values) as db, refusals(), db.connection() as conn:
-        result = store.replay(conn, source, event_id, person(), reason, endpoint=endpoint, force=force)
-    if result is None:
-        raise no_event(event_id, source, endpoint)
-    tell(values, lambda queues: queues.ensure([ensure_delivery(ref) for ref in result.refs]))
+    with database(values) as db:
+        with refusals(), db.connection() as conn:
+            result = store.replay(conn, source, event_id, person(), reason, endpoint=endpoint, force=force)
+        if result is None:
+            raise no_event(event_id, source, endpoint)
+        with db.connection() as conn:
+            first = ordering.leading(conn, result.refs)
+    tell(values, lambda queues: queues.ensure([ensure_delivery(ref) for ref in first]))
     if as_json:
         print_json(
             {

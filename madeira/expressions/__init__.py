@@ -1,4 +1,5 @@
-"""Rules in CEL (Common Expression Language): a route's filter over an event, an endpoint's success rule over an answer.
+"""Rules in CEL (Common Expression Language): a route's filter over an event, an endpoint's success rule over an answer,
+the key over an event by which an endpoint's deliveries are put in order.
 
 An expression is written by an operator, but what it reads comes from strangers, so an evaluation is bounded beforehand. The
 library has no limit of its own, and holds the interpreter's lock while it runs: two nested comprehensions over a list of
@@ -15,6 +16,8 @@ types (``1 == 1.0`` is true, ``payload.amount > 100`` holds for ``100.5``), arit
 
 import difflib
 import functools
+import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 
 #: Characters of an expression, at most.
 MAX_LENGTH: Final = 4096
+
+#: Characters of a key, at most; a longer one is told by its hash.
+MAX_KEY: Final = 200
 
 #: Levels of comprehensions inside one another, at most.
 MAX_NESTING: Final = 2
@@ -127,6 +133,27 @@ def variables_of(text: str) -> frozenset[str]:
     return _compiled(text).reads
 
 
+def as_key(value: Any) -> str:
+    """A text, a number or a truth value as the text of a key: equal values give equal texts, and so do ``17``, ``17.0`` and
+    ``"17"``, since senders are not strict about that.
+
+    Raises:
+        ExpressionFailed: it is something else, or no finite number.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ExpressionFailed("gives no finite number")
+        value = int(value) if value.is_integer() else repr(value)
+    if not isinstance(value, int | str):
+        raise ExpressionFailed(f"gives {_kind(value)}, not a text, a number, true or false")
+    key = str(value)
+    if len(key) > MAX_KEY or not key.isprintable():
+        return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return key
+
+
 def evaluate(text: str, values: Mapping[str, Any]) -> bool:
     """Whether the expression `text` holds for `values`.
 
@@ -154,12 +181,26 @@ class Scope:
         Raises:
             ExpressionFailed: as for `evaluate`.
         """
+        result = self._value(text)
+        if not isinstance(result, bool):
+            raise ExpressionFailed(f"gives {_kind(result)}, not true or false")
+        return result
+
+    def key(self, text: str) -> str:
+        """What the expression `text` yields, as the text of a key; see `as_key`.
+
+        Raises:
+            ExpressionFailed: it yields nothing of that kind, or cannot be evaluated.
+        """
+        return as_key(self._value(text))
+
+    def _value(self, text: str) -> Any:
         compiled = _compiled(text)
         context = self._bring(compiled.reads)
         if compiled.shape.grows:
             self._refuse_too_much(compiled)
         try:
-            result = compiled.program.execute(context)
+            return compiled.program.execute(context)
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as e:
             raise ExpressionFailed(_reason(e, compiled.words)) from None
         except BaseException as e:
@@ -167,9 +208,6 @@ class Scope:
             if type(e).__name__ != "PanicException":
                 raise
             raise ExpressionFailed("the library for CEL failed") from None
-        if not isinstance(result, bool):
-            raise ExpressionFailed(f"gives {_kind(result)}, not true or false")
-        return result
 
     def _bring(self, names: frozenset[str]) -> "cel.Context":
         """Make variables known. Each addition lets the library convert all of them anew, so the small ones come together."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from madeira import expressions, target, templates
+from madeira import event_values, expressions, target, templates
 from madeira.certificates import check_certificate
 from madeira.headers import is_reserved
-from madeira.records import CALLBACK_URL
+from madeira.records import CALLBACK_URL, NO_ORDER, WHOLE_ENDPOINT
 from madeira.routing import values
 from madeira.routing.values import How, Value, Wrong
 
@@ -166,14 +166,19 @@ def check_pair(certificate: Mapping[str, str]) -> None:
 
 
 def ordering() -> Value:
-    """The order of deliveries, as far as this version has it."""
+    """The order of deliveries: a word, or an expression over the event that yields a key."""
+    key = expression(frozenset(event_values.NAMES))
 
-    def check(value: Any, _how: How) -> str:
-        if values.as_text(value) != "none":
-            raise Wrong('anything but "none" is not available in this version')
-        return "none"
+    def check(value: Any, how: How) -> str:
+        if value in (NO_ORDER, WHOLE_ENDPOINT):
+            return str(value)
+        try:
+            return str(key.check(value, how))
+        except Wrong as e:
+            hint = f'must be "{NO_ORDER}", "{WHOLE_ENDPOINT}", or an expression (CEL) that yields a key, such as payload.account'
+            raise Wrong(f"{hint}: {'; '.join(detail for _, detail in e.problems)}") from None
 
-    return Value(check, {"type": "string", "enum": ["none"]})
+    return Value(check, key.schema)
 
 
 def table() -> Value:

@@ -205,7 +205,7 @@ def record(kind: Kind, of: str, spec: Mapping[str, Any]) -> Record:
         return Source(**{**spec, "name": of, "secrets": tuple(spec["secrets"])})
     if kind == "route":
         return Route(**{**spec, "name": of})
-    values = {key: value for key, value in spec.items() if key != "ordering"}
+    values = dict(spec)
     certificate = values.pop("client_certificate", None)
     return Endpoint(
         **{

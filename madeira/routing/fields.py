@@ -198,7 +198,14 @@ _ENDPOINT_FIELDS: Final = (
         _ENDPOINT.timeout,
     ),
     Field("retry", checks.table(), "When a failed delivery is tried again", absent="the defaults below", fields=_RETRY_FIELDS),
-    Field("ordering", checks.ordering(), "Order of an endpoint's deliveries; only `none` in this version", "", "none"),
+    Field(
+        "ordering",
+        checks.ordering(),
+        "Which deliveries go one after another, in the order in which their events were accepted: `none`, all of the `endpoint`, "
+        "or those of one key, which an expression (CEL) over the event yields, such as `payload.account`",
+        "",
+        _ENDPOINT.ordering,
+    ),
     Field(
         "breaker",
         checks.table(),

@@ -19,7 +19,7 @@ from madeira import target, templates
 from madeira.egress import Egress
 from madeira.event_values import EventValues
 from madeira.expressions import ExpressionFailed, Scope
-from madeira.records import Endpoint, PlannedDelivery, RoutableEvent, Route
+from madeira.records import NO_ORDER, WHOLE_ENDPOINT, Endpoint, PlannedDelivery, RoutableEvent, Route
 from madeira.routing.config import CALLBACK, Rules
 from madeira.states import ErrorCode, FailureClass
 from madeira.templates import TemplateFailed
@@ -31,6 +31,9 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 #: Pairs of source and event type whose routes are remembered. Event types come from strangers, so it is not without limit.
 _REMEMBERED: Final = 4096
+
+#: The ordering key of all deliveries of an endpoint that go one after another.
+_ONE_KEY: Final = "*"
 
 #: Characters of an error, at most.
 _MAX_ERROR: Final = 500
@@ -65,7 +68,7 @@ def match(rules: Rules, event: RoutableEvent, *, egress: Egress) -> list[Planned
             leads[route.endpoint].failed[route.name] = f"the filter of route {route.name} failed: {e.reason}"
     if not leads and event.target_uri:
         leads[CALLBACK] = _Lead()
-    return [_planned(rules.endpoints[name], lead, event, values, egress) for name, lead in leads.items()]
+    return [_planned(rules.endpoints[name], lead, event, values, scope, egress) for name, lead in leads.items()]
 
 
 def why_not(route: Route, event: RoutableEvent, scope: Scope) -> str | None:
@@ -155,7 +158,9 @@ def _index(rules: Rules) -> _Index:
 # -- what becomes of them ---------------------------------------------------------------------------------------------
 
 
-def _planned(endpoint: Endpoint, lead: _Lead, event: RoutableEvent, values: EventValues, egress: Egress) -> PlannedDelivery:
+def _planned(
+    endpoint: Endpoint, lead: _Lead, event: RoutableEvent, values: EventValues, scope: Scope, egress: Egress
+) -> PlannedDelivery:
     lane = lane_of(endpoint, event.target_uri)
     if not lead.routes and lead.failed:
         why = "; ".join(lead.failed.values())
@@ -166,14 +171,22 @@ def _planned(endpoint: Endpoint, lead: _Lead, event: RoutableEvent, values: Even
         # Made anew for each attempt; one that fails now would fail then.
         templates.headers_of(endpoint, values)
         url = templates.url_of(endpoint, values)
-    except TemplateFailed as e:
-        why = f"endpoint {endpoint.name}: {e.reason}"
+        key = _ordering_key(endpoint, scope)
+    except (TemplateFailed, ExpressionFailed) as e:
+        why = f"endpoint {endpoint.name}: {'ordering: ' if isinstance(e, ExpressionFailed) else ''}{e.reason}"
         return _dead(endpoint, lane, routes, FailureClass.TEMPLATE, ErrorCode.TEMPLATE, why)
     refusal = _refusal(url, egress)
     if refusal:
         return _dead(endpoint, lane, routes, FailureClass.POLICY, ErrorCode.DENIED_BY_POLICY, refusal)
     noted = f"{ErrorCode.TEMPLATE}: {'; '.join(lead.failed.values())}"[:_MAX_ERROR] if lead.failed else None
-    return PlannedDelivery(endpoint=endpoint.name, lane=lane, routes=routes, last_error=noted, body=body)
+    return PlannedDelivery(endpoint=endpoint.name, lane=lane, routes=routes, last_error=noted, body=body, ordering_key=key)
+
+
+def _ordering_key(endpoint: Endpoint, scope: Scope) -> str | None:
+    """Under which key the delivery goes one after another with others; None: under none."""
+    if endpoint.ordering == NO_ORDER:
+        return None
+    return _ONE_KEY if endpoint.ordering == WHOLE_ENDPOINT else scope.key(endpoint.ordering)
 
 
 def _dead(

@@ -9,30 +9,37 @@ that makes both safe to ask again when the reply to a commit was lost.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
 
 from madeira.records import Attempt, Claimed, Decision, Refused, Settled
 from madeira.states import MAX_LOST, DeliveryStatus, EventStatus
+from madeira.store import ordering
 from madeira.store.columns import binaries, numbers, one_line, texts
 from madeira.store.counts import COUNTED
+from madeira.store.ordering import First
 
 #: Seconds after which a claim that met another one at the same instant asks again.
 CONTENDED_DELAY_S: Final = 0.5
 
+#: Name of the index that lets one delivery of an ordering key be held.
+_ONE_PER_KEY: Final = "delivery_one_per_key"
+
 #: Grant what may be granted: pending and due (1 s early is allowed), or delivering with a lease run out (a takeover), or
 #: held by the very same token (the reply was lost; the lease starts afresh). Rows that another claim holds at this
 #: instant are skipped. A takeover notes the attempt that vanished. What a takeover may not have, since it was lost too
-#: often or its cancel was asked for, is left to _END_EXPIRED.
-_CLAIM: Final = """
+#: often or its cancel was asked for, is left to _END_EXPIRED. What has an ordering key is begun only as the first of its key;
+#: what was begun is taken over whatever came before it since.
+_CLAIM: Final = f"""
     WITH asked AS MATERIALIZED (
         SELECT * FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(lease_s)s::float8[]) AS a (id, token, lease_s)),
     held AS MATERIALIZED (
         SELECT d.id, a.token, a.lease_s, d.claim_token, d.claimed_at, d.attempt
         FROM asked a JOIN delivery d ON d.id = a.id
         WHERE d.status = 'pending' AND d.next_attempt_at <= now() + interval '1 s'
+                 AND {ordering.MAY_BEGIN}
               OR d.status = 'delivering' AND d.claim_token = a.token
               OR d.status = 'delivering' AND d.lease_until < now()
                  AND d.cancel_requested_at IS NULL AND d.lost + 1 < %(max_lost)s
@@ -62,7 +69,7 @@ _CLAIM: Final = """
            e.source, e.event_id, e.event_type, e.target_uri, e.payload, e.parameters, e.trace_id, e.traceparent,
            e.created_at, c.body, e.routing_key
     FROM claimed c JOIN event e ON e.seq = c.event_seq
-"""
+"""  # noqa: S608
 
 #: Why claims were not granted. Says of an expired one whether it has to end (see _END_EXPIRED).
 _WHY_NOT: Final = """
@@ -70,7 +77,8 @@ _WHY_NOT: Final = """
            extract(epoch FROM next_attempt_at - clock_timestamp())::float8,
            extract(epoch FROM lease_until - clock_timestamp())::float8,
            status = 'delivering' AND lease_until < now()
-               AND (cancel_requested_at IS NOT NULL OR lost + 1 >= %(max_lost)s)
+               AND (cancel_requested_at IS NOT NULL OR lost + 1 >= %(max_lost)s),
+           ordering_key IS NOT NULL
     FROM delivery
     WHERE id = ANY(%(id)s::bigint[])
 """
@@ -145,7 +153,7 @@ _SETTLE: Final = one_line(
         FROM verdict v
         WHERE d.id = v.id AND d.event_seq = v.seq AND d.status = 'delivering' AND d.claim_token = v.token
               AND (SELECT count(*) FROM locked) > 0
-        RETURNING d.event_seq, d.status, d.retries, d.next_attempt_at, v.*),
+        RETURNING d.event_seq, d.status, d.retries, d.next_attempt_at, d.ordering_key IS NOT NULL AS ordered, v.*),
     logged AS (
         INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
                                   error_code, reason, settled_as, excerpt, length, sha256, worker)
@@ -155,10 +163,10 @@ _SETTLE: Final = one_line(
     {COUNTED}
     SELECT event_seq, id, token::text, status,
            CASE WHEN status = 'pending'
-                THEN greatest(0, extract(epoch FROM next_attempt_at - clock_timestamp())) ELSE 0 END::float8
+                THEN greatest(0, extract(epoch FROM next_attempt_at - clock_timestamp())) ELSE 0 END::float8, ordered
     FROM moved
     UNION ALL
-    SELECT seq, NULL, NULL, status, extract(epoch FROM clock_timestamp() - created_at)::float8
+    SELECT seq, NULL, NULL, status, extract(epoch FROM clock_timestamp() - created_at)::float8, false
     FROM counted
 """.format(becomes="settled_as(v.decision, d.cancel_requested_at IS NOT NULL, v.outcome = 'lost' AND d.lost + 1 >= %(max_lost)s)")  # noqa: S608
 )
@@ -168,7 +176,7 @@ _SETTLED_BEFORE: Final = """
     SELECT l.delivery_id, l.token::text, l.settled_as,
            CASE WHEN l.settled_as = 'pending' AND d.status = 'pending'
                 THEN greatest(0, extract(epoch FROM d.next_attempt_at - clock_timestamp())) ELSE 0 END::float8,
-           e.status, extract(epoch FROM l.recorded_at - e.created_at)::float8
+           e.status, extract(epoch FROM l.recorded_at - e.created_at)::float8, d.ordering_key IS NOT NULL
     FROM unnest(%(id)s::bigint[], %(token)s::uuid[]) AS a (id, token)
     JOIN delivery_log l ON l.delivery_id = a.id AND l.token = a.token AND l.outcome <> 'late' AND l.worker IS NOT NULL
     JOIN delivery d ON d.id = l.delivery_id
@@ -262,7 +270,15 @@ def claim(conn: psycopg.Connection[Any], requests: Sequence[ClaimRequest]) -> li
         "lease_s": numbers(r.lease_s for r in requests),
         "max_lost": MAX_LOST,
     }
-    granted = {row[0]: Claimed(*row) for row in conn.execute(_CLAIM, params, binary=True)}
+    try:
+        granted = {row[0]: Claimed(*row) for row in conn.execute(_CLAIM, params, binary=True)}
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected) as e:
+        # Two of one ordering key were claimed at the same instant, before either could see the other.
+        if isinstance(e, psycopg.errors.UniqueViolation) and e.diag.constraint_name != _ONE_PER_KEY:
+            raise
+        if len(requests) > 1:
+            return [claim(conn, [request])[0] for request in requests]
+        granted = {}
     refused = {r.delivery_id for r in requests if not _holds(granted.get(r.delivery_id), r)}
     reasons = _why_not(conn, refused) if refused else {}
     return [
@@ -281,12 +297,18 @@ def _why_not(conn: psycopg.Connection[Any], ids: set[int]) -> dict[int, Refused]
     params = {"id": numbers(sorted(ids)), "max_lost": MAX_LOST}
     reasons: dict[int, Refused] = {}
     to_end: list[tuple[int, int]] = []
-    for delivery_id, seq, status, due_s, lease_s, must_end in conn.execute(_WHY_NOT, params, binary=True):
+    ordered: list[int] = []
+    for delivery_id, seq, status, due_s, lease_s, must_end, has_key in conn.execute(_WHY_NOT, params, binary=True):
         reasons[delivery_id] = _reason(DeliveryStatus(status), due_s, lease_s)
         if must_end:
             to_end.append((delivery_id, seq))
+        if has_key:
+            ordered.append(delivery_id)
     if to_end:
         reasons.update(_end_expired(conn, to_end))
+    if ordered:
+        for delivery_id, first in ordering.firsts(conn, ordered).items():
+            reasons[delivery_id] = _in_order(conn, delivery_id, reasons[delivery_id], first)
     return reasons
 
 
@@ -298,6 +320,20 @@ def _reason(status: DeliveryStatus, due_s: float, lease_s: float | None) -> Refu
     if lease_s is not None:
         return Refused("leased", lease_s) if lease_s > 0 else Refused("contended", CONTENDED_DELAY_S)
     return Refused("not_due", due_s) if due_s > 0 else Refused("contended", CONTENDED_DELAY_S)
+
+
+def _in_order(conn: psycopg.Connection[Any], delivery_id: int, refused: Refused, first: First) -> Refused:
+    """What a refusal means for a delivery with an ordering key, and what comes first of its key now."""
+    if refused.reason in ("finished", "cancelled", "died"):
+        return replace(refused, first=first.to_queue)
+    if refused.reason != "contended" or first.ref is None:
+        return refused
+    if first.ref.delivery_id != delivery_id:
+        return Refused("behind", first=first.to_queue)
+    waited_s = ordering.unrouted_s(conn, delivery_id)
+    # Without one, what it had to wait for has ended meanwhile.
+    least, most = ordering.UNROUTED_DELAY_S
+    return Refused("contended" if waited_s is None else "unrouted", min(most, max(least, waited_s or 0.0)))
 
 
 def _end_expired(conn: psycopg.Connection[Any], to_end: list[tuple[int, int]]) -> dict[int, Refused]:
@@ -319,34 +355,59 @@ def settle(conn: psycopg.Connection[Any], requests: Sequence[SettleRequest]) -> 
     retry is what remains until the row's ``next_attempt_at``, so that the broker and the row agree.
     """
     by_claim = {(r.delivery_id, r.token): r for r in requests}
-    answers = _settle_now(conn, list(by_claim.values()))
+    answers: dict[tuple[int, str], Settled] = {}
+    ordered = _settle_now(conn, list(by_claim.values()), answers)
     others = [r for key, r in by_claim.items() if key not in answers]
     if others:
-        answers |= _settled_before(conn, others)
+        ordered += _settled_before(conn, others, answers)
         late = [r for r in others if (r.delivery_id, r.token) not in answers]
         if late:
             conn.execute(_LATE, _verdict_columns(late))
+    if ordered:
+        _add_first(conn, ordered, answers)
     return [answers.get((r.delivery_id, r.token), Settled(status=None)) for r in requests]
 
 
-def _settle_now(conn: psycopg.Connection[Any], requests: list[SettleRequest]) -> dict[tuple[int, str], Settled]:
+def _settle_now(
+    conn: psycopg.Connection[Any], requests: list[SettleRequest], answers: dict[tuple[int, str], Settled]
+) -> list[tuple[int, str]]:
+    """Add what could be settled to `answers`; gives those of them that have an ordering key."""
     rows = conn.execute(_SETTLE, _verdict_columns(requests), binary=True).fetchall()
     read_at = time.monotonic()
-    events = {seq: (EventStatus(status), age_s) for seq, delivery_id, _, status, age_s in rows if delivery_id is None}
-    return {
-        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, *events[seq], read_at)
-        for seq, delivery_id, token, status, delay_s in rows
-        if delivery_id is not None
-    }
+    events = {seq: (EventStatus(status), age_s) for seq, delivery_id, _, status, age_s, _ in rows if delivery_id is None}
+    ordered = []
+    for seq, delivery_id, token, status, delay_s, has_key in rows:
+        if delivery_id is None:
+            continue
+        answers[delivery_id, token] = Settled(DeliveryStatus(status), delay_s, *events[seq], read_at)
+        if has_key:
+            ordered.append((delivery_id, token))
+    return ordered
 
 
-def _settled_before(conn: psycopg.Connection[Any], requests: list[SettleRequest]) -> dict[tuple[int, str], Settled]:
+def _settled_before(
+    conn: psycopg.Connection[Any], requests: list[SettleRequest], answers: dict[tuple[int, str], Settled]
+) -> list[tuple[int, str]]:
+    """The same for what was settled before."""
     rows = conn.execute(_SETTLED_BEFORE, _claim_columns(requests), binary=True).fetchall()
     read_at = time.monotonic()
-    return {
-        (delivery_id, token): Settled(DeliveryStatus(status), delay_s, EventStatus(event_status), latency_s, read_at)
-        for delivery_id, token, status, delay_s, event_status, latency_s in rows
-    }
+    ordered = []
+    for delivery_id, token, status, delay_s, event_status, latency_s, has_key in rows:
+        answers[delivery_id, token] = Settled(DeliveryStatus(status), delay_s, EventStatus(event_status), latency_s, read_at)
+        if has_key:
+            ordered.append((delivery_id, token))
+    return ordered
+
+
+def _add_first(
+    conn: psycopg.Connection[Any], ordered: Sequence[tuple[int, str]], answers: dict[tuple[int, str], Settled]
+) -> None:
+    """Add which delivery of the same key is the first now, where that is another one."""
+    firsts = ordering.firsts(conn, [delivery_id for delivery_id, _ in ordered])
+    for delivery_id, token in ordered:
+        first = firsts[delivery_id].to_queue if delivery_id in firsts else None
+        if first is not None and first.delivery_id != delivery_id:
+            answers[delivery_id, token] = replace(answers[delivery_id, token], first=first)
 
 
 def _claim_columns(requests: Sequence[SettleRequest]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Erasing what an event holds of its subject, on request, without losing that it was there and what became of it.
 
-Gone are the payload, the parameters, bodies that templates made, what receivers answered, and of all addresses what comes
-behind the host, since it may hold what payload or parameters held. What stays: ids, type, times, states, counts,
-the errors in words, and the digest of the body, by which the same post is still told a duplicate.
+Gone are the payload, the parameters, the bodies and ordering keys that were made of them, what receivers answered, and of all
+addresses what comes behind the host, since it may hold what payload or parameters held. What stays: ids, type, times, states,
+counts, the errors in words, and the digest of the body, by which the same post is still told a duplicate.
 
 This is the one exception to the rule that nothing is ever changed in ``delivery_log``.
 """
@@ -32,7 +32,9 @@ _ERASE_EVENT: Final = """
 """
 
 #: Erase what its deliveries carried.
-_ERASE_DELIVERIES: Final = "UPDATE delivery SET body = NULL, updated_at = clock_timestamp() WHERE event_seq = %(seq)s"
+_ERASE_DELIVERIES: Final = """
+    UPDATE delivery SET body = NULL, ordering_key = NULL, updated_at = clock_timestamp() WHERE event_seq = %(seq)s
+"""
 
 #: Erase what receivers answered, and where exactly they were called.
 _ERASE_LOG: Final = """

@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 from madeira.records import DeliveryRef
 from madeira.states import DeliveryStatus
 from madeira.store.columns import numbers
+from madeira.store.ordering import IS_FIRST
 
 #: Seconds until a delivery may be called or taken over.
 _DELAY: Final = """
@@ -33,7 +34,7 @@ _UNROUTED: Final = """
 
 #: Unfinished deliveries.
 _UNFINISHED: Final = f"""
-    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status
+    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status, d.ordering_key IS NOT NULL, {IS_FIRST}
     FROM delivery d
     WHERE d.finished_at IS NULL AND d.id > %(after)s AND d.updated_at <= now() - %(older_than_s)s * interval '1 s'
     ORDER BY d.id
@@ -43,7 +44,7 @@ _UNFINISHED: Final = f"""
 #: Unfinished deliveries among the newest rows and those of the newest attempts. As an array, so that they are found first
 #: and then looked up, whatever the planner thinks of their number.
 _RECENT: Final = f"""
-    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status
+    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status, d.ordering_key IS NOT NULL, {IS_FIRST}
     FROM (SELECT * FROM delivery WHERE id = ANY (ARRAY(
         (SELECT n.id FROM (SELECT id, created_at FROM delivery ORDER BY id DESC LIMIT %(limit)s) n
          WHERE n.created_at >= now() - %(since_s)s * interval '1 s')
@@ -54,13 +55,16 @@ _RECENT: Final = f"""
     ORDER BY d.id
 """  # noqa: S608
 
-#: What should have been called or taken over by now, the longest overdue first.
+#: What should have been called or taken over by now, the longest overdue first. What is not the first of its ordering key waits
+#: rightly, and must not fill the page; it is passed over, as far as one may look.
 _OVERDUE: Final = f"""
-    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status
-    FROM delivery d
-    WHERE d.finished_at IS NULL AND d.next_attempt_at < now() - %(older_than_s)s * interval '1 s'
-          AND d.updated_at <= now() - %(older_than_s)s * interval '1 s'
-          AND (d.status = 'pending' OR d.lease_until < now() - %(older_than_s)s * interval '1 s')
+    SELECT d.id, d.event_seq, d.lane, {_DELAY}, d.line, d.status, d.ordering_key IS NOT NULL, true
+    FROM (SELECT * FROM delivery
+          WHERE finished_at IS NULL AND next_attempt_at < now() - %(older_than_s)s * interval '1 s'
+          ORDER BY next_attempt_at
+          LIMIT 10 * %(limit)s) d
+    WHERE d.updated_at <= now() - %(older_than_s)s * interval '1 s'
+          AND (d.status = 'pending' OR d.lease_until < now() - %(older_than_s)s * interval '1 s') AND {IS_FIRST}
     ORDER BY d.next_attempt_at
     LIMIT %(limit)s
 """  # noqa: S608
@@ -82,6 +86,12 @@ _STILL_UNFINISHED: Final = """
     SELECT id FROM (SELECT id, finished_at FROM delivery WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
     WHERE finished_at IS NULL
 """
+
+#: Which of some deliveries still must be queued.
+_STILL_FIRST: Final = f"""
+    SELECT d.id FROM (SELECT * FROM delivery WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
+    WHERE d.finished_at IS NULL AND {IS_FIRST}
+"""  # noqa: S608
 
 #: Which of some events still wait for their routing.
 _STILL_UNROUTED: Final = """
@@ -120,6 +130,10 @@ class Unfinished(NamedTuple):
     ref: DeliveryRef
     #: ``PENDING`` or ``DELIVERING``.
     status: DeliveryStatus
+    #: Whether it goes in an order with others.
+    is_ordered: bool = False
+    #: Whether it is to be queued: False for what waits behind another one of its ordering key.
+    is_first: bool = True
 
 
 class Held(NamedTuple):
@@ -156,7 +170,7 @@ def overdue(conn: psycopg.Connection[Any], limit: int, *, older_than_s: float = 
 
 def _unfinished(conn: psycopg.Connection[Any], statement: str, params: dict[str, Any]) -> list[Unfinished]:
     rows = conn.execute(statement, params, binary=True)
-    return [Unfinished(DeliveryRef(*ref), DeliveryStatus(status)) for *ref, status in rows]
+    return [Unfinished(DeliveryRef(*row[:5]), DeliveryStatus(row[5]), *row[6:]) for row in rows]
 
 
 def delivering(conn: psycopg.Connection[Any], after_id: int, limit: int) -> list[Held]:
@@ -168,6 +182,11 @@ def delivering(conn: psycopg.Connection[Any], after_id: int, limit: int) -> list
 def finished_among(conn: psycopg.Connection[Any], ids: Sequence[int]) -> set[int]:
     """Which of the deliveries `ids` are finished or gone."""
     return set(ids) - {row[0] for row in conn.execute(_STILL_UNFINISHED, {"ids": numbers(ids)}, binary=True)}
+
+
+def not_first_among(conn: psycopg.Connection[Any], ids: Sequence[int]) -> set[int]:
+    """Which of the deliveries `ids` need not be queued: those that are finished, gone, or behind another one of their key."""
+    return set(ids) - {row[0] for row in conn.execute(_STILL_FIRST, {"ids": numbers(ids)}, binary=True)}
 
 
 def finished_events_among(conn: psycopg.Connection[Any], seqs: Sequence[int]) -> set[int]:

@@ -47,6 +47,7 @@ def register() -> None:
         "cel-of-answer": st.sampled_from(["status == 200", "status in [200, 201] && body.code == 0"]),
         "event-type-pattern": st.sampled_from(["*", "order.*", "order.p[ao]id", "?"]),
         "cel-of-event": st.sampled_from(["payload.amount > 100", 'source == "shop"']),
+        "cel-of-order": st.sampled_from(["none", "endpoint", "payload.account"]),
         "pem-certificates": st.just(b"".join(blob.bytes() for blob in _CERTIFICATE.cert_chain_pems).decode()),
         "pem-key": st.just(_CERTIFICATE.private_key_pem.bytes().decode()),
         "audit-cursor": st.builds("{}-{}".format, st.integers(0, 10**15), st.integers(0, 10**15)),

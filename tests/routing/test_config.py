@@ -22,7 +22,7 @@ concurrency = 3
 timeout = 2.5
 secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"]
 require_body = true
-ordering = "none"
+ordering = "payload.account"
 [endpoint.headers]
 Authorization = "env:LEDGER_TOKEN"
 [endpoint.retry]
@@ -57,6 +57,7 @@ def test_every_field_of_the_file_reaches_its_record() -> None:
     rules = parse(WHOLE)
     ledger = rules.endpoints["ledger"]
     assert rules.sources["billing"].secrets == ("s3cr3t-of-billing", "old")
+    assert ledger.ordering == "payload.account"
     assert (ledger.url, ledger.method, ledger.rate, ledger.burst) == ("https://partner.example/api", "PUT", 30.0, 2)
     assert (ledger.concurrency, ledger.timeout, ledger.require_body) == (3, 2.5, True)
     assert ledger.headers == {"Authorization": "Bearer t0ken"}
@@ -153,7 +154,10 @@ def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
         (ENDPOINT + "concurrency=1.5\n", ["endpoint[e].concurrency", "a whole number, not a number"]),
         (ENDPOINT + "method='TRACE'\n", ["endpoint[e].method", "'TRACE'", "POST"]),
         (ENDPOINT + "require_body=1\n", ["endpoint[e].require_body", "true or false"]),
-        (ENDPOINT + "ordering='endpoint'\n", ["ordering", "not available in this version"]),
+        (ENDPOINT + "ordering='endpoints'\n", ["endpoint[e].ordering: ", '"endpoint"', "no variable endpoints"]),
+        (ENDPOINT + "ordering='payload.account ='\n", ["endpoint[e].ordering: ", "is no CEL"]),
+        (ENDPOINT + "ordering=''\n", ["endpoint[e].ordering: ", '"none"']),
+        (ENDPOINT + "ordering=true\n", ["endpoint[e].ordering: ", "not a boolean"]),
         (ENDPOINT + "[endpoint.breaker]\nhold=60\nmax=30\n", ["endpoint[e].breaker.hold", "hold = 60 is more than max = 30"]),
         (ENDPOINT + "[endpoint.breaker]\nenabled=1\n", ["endpoint[e].breaker.enabled"]),
         (ENDPOINT + "[endpoint.breaker]\nenabled_=false\n", ["endpoint[e].breaker.enabled_", "did you mean 'enabled'"]),
@@ -268,3 +272,10 @@ def test_the_schema_knows_every_field(kind: Kind) -> None:
     assert list(made["properties"]) == [field.name for field in FIELDS[kind]]
     assert made["required"] == [field.name for field in FIELDS[kind] if field.required]
     assert made["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("ordering", ["none", "endpoint", "payload.account", "source + '/' + string(payload.n)", "routing_key"])
+def test_an_order_is_a_word_or_an_expression_over_the_event(ordering: str) -> None:
+    """It reaches the record as it was written."""
+    rules = parse(ENDPOINT + f'ordering = "{ordering}"\n')
+    assert rules.endpoints["e"].ordering == ordering

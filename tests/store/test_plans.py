@@ -1,18 +1,20 @@
 """Plans that were made while the tables were empty, as they are on the first day, stay good when the tables have grown."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 
 from madeira.records import PlannedDelivery
-from madeira.store import cancelling, deliveries, events, reconcile
+from madeira.store import cancelling, deliveries, events, ordering, reconcile
 from tests.store import making
 
 #: Rows of the backlog, and rows that a statement about one event may read; without an index it would read all.
 BACKLOG = 5_000
 MOST = 200
 
+IN_ORDER = [PlannedDelivery(f"later{n}", f"later{n}", ordering_key="k") for n in range(10)]
 ENDPOINTS = [PlannedDelivery(f"later{n}", f"later{n}") for n in range(10)]
 
 
@@ -45,6 +47,7 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     events.route(conn, [(events.insert(conn, [other])[0].seq, [PlannedDelivery("a", "a")])])
     cancelling.cancel(conn, other.source, other.event_id, "a person", "a test")
     note("cancel")
+    one_key(conn, note)
     reconcile.unrouted(conn, 0, 20)
     reconcile.finished_among(conn, [ref.delivery_id])
     reconcile.dead_unnotified(conn, 0, 20)
@@ -54,10 +57,40 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     note("reconcile")
 
 
+def one_key(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:
+    """All that is asked of deliveries in an order; the last of each key stays unfinished."""
+    key = making.token()
+    plan = [PlannedDelivery("a", "a", ordering_key=key)]
+    seqs = [accepted.seq for accepted in events.insert(conn, [making.new_event() for _ in range(3)])]
+    refs = [ref for result in events.route(conn, [(seq, plan) for seq in seqs]) for ref in result.refs]
+    note("before the order")
+    ordering.leading(conn, refs)
+    note("leading")
+    held = making.claimed(conn, refs[0])
+    note("claim in order")
+    deliveries.claim(conn, [deliveries.ClaimRequest(refs[1].delivery_id, making.token(), 40.0)])
+    note("claim refused by order")
+    deliveries.settle(conn, [making.verdict(held)])
+    note("settle in order")
+    ordering.following(conn, refs[:1])
+    ordering.waits(conn, refs[2].seq)
+    note("waits")
+    ordering.of_endpoint(conn, "a", 20)
+    note("of an endpoint")
+    ordering.after_recent(conn, 300, 20, older_than_s=0)
+    note("after recent")
+    reconcile.not_first_among(conn, [ref.delivery_id for ref in refs])
+    note("not first")
+
+
 def test_what_concerns_one_event_reads_a_few_rows_whatever_the_backlog(conn: "psycopg.Connection[Any]") -> None:
     for _ in range(12):
         one_life(conn, lambda _: None)
+    later = datetime.now(UTC) + timedelta(days=1)
     for _ in range(BACKLOG // 500):
+        events.insert(conn, [making.new_event(deliver_at=later) for _ in range(500)])
+        keyed = events.insert(conn, [making.new_event() for _ in range(50)])
+        events.route(conn, [(a.seq, IN_ORDER) for a in keyed])
         accepted = events.insert(conn, [making.new_event() for _ in range(50)])
         events.route(conn, [(a.seq, ENDPOINTS) for a in accepted])
 

@@ -41,6 +41,7 @@ _FORMATS: Final = {
     "success": "cel-of-answer",
     "filter": "cel-of-event",
     "event_type": "event-type-pattern",
+    "ordering": "cel-of-order",
     "chain": "pem-certificates",
     "key": "pem-key",
 }

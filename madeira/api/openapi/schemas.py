@@ -44,8 +44,17 @@ _WAITS: Final = obj(
             "disabled", "paused", "breaker", "retry_after", "rate", "cap", about="What keeps it from being called, if anything."
         ),
         "until": moment("When that ends at the soonest; absent where a person has to end it."),
+        "behind": obj({}, source=text(), event_id=EVENT_ID),
     },
-    where=words("held", "waiting", "delayed", "nowhere", "unknown"),
+    where=words(
+        "held",
+        "waiting",
+        "delayed",
+        "ordering",
+        "nowhere",
+        "unknown",
+        about="`ordering`: behind the delivery of another event, or an earlier event that is not routed yet.",
+    ),
 )
 
 _NEW_EVENT: Final = obj(
@@ -93,6 +102,7 @@ _DELIVERY: Final = obj(
     lane=text(),
     routes=array(text()),
     line=words("fresh", "retry", "replay"),
+    ordering_key=nullable(text("Deliveries of one endpoint and key go one after another.")),
     status=words(*DeliveryStatus),
     attempt=whole(),
     failures=whole("What counts against `max_attempts`."),
@@ -314,6 +324,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             obj(
                 endpoint=text(),
                 lane=text(),
+                ordering_key=nullable(text()),
                 routes=array(text()),
                 request=nullable(ref("OutboundRequest")),
                 error=nullable(text("Why there is no request.")),

@@ -10,7 +10,7 @@
 --          breaker, ms for which the receiver asked to be left alone
 --          kind f: forget (a verdict was recorded); d: delay (to be tried again); k: back to its place, though a call was
 --          made; b: give back, to the front; s: no verdict, delayed by 5 s, doubling; x: reject (ordinary messages)
---       then per follow-up: queue, key, delay (ms)
+--       then per follow-up: queue, key, delay (ms), line ('' : as it is known)
 -- Returns {1 or 0 (0: no epoch), ms to the next chance or '-1', {lanes whose settings are missing or old},
 --          {key, token, lease (ms), stumbles, losses, body, ...}}
 
@@ -100,8 +100,8 @@ for _ = 1, finishes do
   i = i + 8
 end
 while i <= #ARGV do
-  ensure(ARGV[i], ARGV[i + 1], now + tonumber(ARGV[i + 2]), '')
-  i = i + 3
+  ensure(ARGV[i], ARGV[i + 1], now + tonumber(ARGV[i + 2]), ARGV[i + 3])
+  i = i + 4
 end
 
 if room <= 0 then
