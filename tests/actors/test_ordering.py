@@ -9,7 +9,7 @@ import pytest
 from madeira.broker.queues import DELIVER, ROUTE, Ensure, delivery_key, ensure_delivery
 from madeira.broker.rebuild import fill
 from madeira.records import DeliveryRef, PlannedDelivery
-from madeira.store import cancelling, events, ordering
+from madeira.store import cancelling, events, holding, ordering
 from madeira.store import replay as replaying
 from tests.actors.conftest import Make
 from tests.actors.inprocess import InProcess
@@ -91,7 +91,7 @@ def test_what_is_behind_is_forgotten_until_its_turn_has_come(process: InProcess,
     assert kinds(process, refs) == ["held", "nowhere", "nowhere"]
     assert reconcile_now(process) == {}
     gate.set()
-    process.wait_status(refs[-1], "succeeded", timeout=3)
+    process.wait_status(refs[-1], "succeeded")
     assert numbers(receiver) == [0, 1, 2]
 
 
@@ -104,6 +104,29 @@ def test_a_retry_keeps_its_place_and_a_death_lets_the_next_one_go(process: InPro
     process.wait_status(refs[-1], "succeeded")
     assert numbers(receiver) == [0, 1, 1, 2, 3]
     assert [process.delivery(ref)["status"] for ref in refs] == ["succeeded", "succeeded", "dead", "succeeded"]
+
+
+def test_a_receiver_that_is_gone_holds_a_key_at_its_first_until_it_is_mended(process: InProcess, receiver: Receiver) -> None:
+    """The one that was answered 410 keeps its place and its budget; what is behind it is not even queued."""
+    receiver.queue("/a", Answer(status=410))
+    refs = born(process, 3)
+    process.queue(refs[0])
+    process.start()
+    wait_until(lambda: _state(process) == "disabled", what="the endpoint is disabled")
+    process.wait_place(refs[0], "waiting")
+    assert kinds(process, refs) == ["waiting", "nowhere", "nowhere"]
+    changed = holding.change(process.conn, "a", "enable", who="the test", why=None)
+    assert changed is not None
+    assert changed.version is not None
+    process.queues.hold("a", changed.version, "")
+    process.wait_status(refs[-1], "succeeded")
+    assert numbers(receiver) == [0, 0, 1, 2]
+    assert process.delivery(refs[0])["failures"] == 0
+
+
+def _state(process: InProcess) -> str | None:
+    now = holding.read(process.conn, "a")
+    return now.state if now else None
 
 
 def test_keys_do_not_wait_for_each_other(process: InProcess, receiver: Receiver) -> None:
@@ -168,7 +191,7 @@ def test_a_key_whose_first_was_cancelled_goes_on_although_nobody_was_told(proces
     process.queue(refs[0])
     act(process, refs[0], cancelling.cancel)
     process.start()
-    process.wait_status(refs[1], "succeeded", timeout=3)
+    process.wait_status(refs[1], "succeeded")
     assert numbers(receiver) == [1]
 
 

@@ -141,8 +141,8 @@ def test_what_is_behind_hears_when_the_first_is_due(conn: Connection) -> None:
     retrying(conn, earlier)
     first = refused(conn, later).first
     assert first is not None
-    assert (first.delivery_id, first.seq, first.lane) == (earlier.delivery_id, earlier.seq, "a")
-    assert 59 < first.delay_s <= 60
+    assert (first.delivery_id, first.seq, first.lane, first.line) == (earlier.delivery_id, earlier.seq, "a", "retry")
+    assert 50 < first.delay_s <= 60
 
 
 def test_a_whole_key_goes_in_the_order_of_acceptance_whatever_the_order_of_routing(conn: Connection) -> None:
@@ -365,7 +365,7 @@ def test_of_an_endpoint_the_first_of_each_key_are_told(conn: Connection) -> None
     born(conn, "x", "b")
     born(conn, None)
     found = ordering.of_endpoint(conn, "a", 10)
-    assert {r.delivery_id for r in found} == {one.delivery_id for one, _ in refs.values()}
+    assert {(r.delivery_id, r.line) for r in found} == {(one.delivery_id, "fresh") for one, _ in refs.values()}
 
 
 # -- two at the same instant -----------------------------------------------------------------------------------------
@@ -505,7 +505,8 @@ def test_the_next_of_a_key_is_found_by_what_ended_lately(conn: Connection) -> No
     first, second = born(conn), born(conn)
     succeeded(conn, born(conn, "done"))
     succeeded(conn, first)
-    assert [r.delivery_id for r in ordering.after_recent(conn, 300.0, 10, older_than_s=0.0)] == [second.delivery_id]
+    found = ordering.after_recent(conn, 300.0, 10, older_than_s=0.0)
+    assert [(r.delivery_id, r.line) for r in found] == [(second.delivery_id, "fresh")]
     assert ordering.after_recent(conn, 300.0, 10, older_than_s=60.0) == []
 
 

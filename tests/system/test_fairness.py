@@ -1,10 +1,15 @@
-"""Each receiver gets its own pace, and none holds up another: measured at the receivers, with long backlogs."""
+"""Each receiver gets its own pace, and none holds up another: measured at the receivers, with long backlogs.
+
+What must go in a time is so much that a machine half as fast as a developer's keeps up with it. At length (``--rounds`` above
+one) it is twice as much: 3,000 at 300 a second, 5,000 within ten seconds.
+"""
 
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any
@@ -13,7 +18,7 @@ import pytest
 
 from tests.receiver import Answer, Gate, Receiver
 from tests.system.bulk import Site, site
-from tests.system.harness import toml, wait_until
+from tests.system.harness import TOKEN, wait_until
 
 #: What is measured here is time.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
@@ -21,23 +26,29 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 #: Healthy receivers beside the one that never answers.
 HEALTHY = tuple(f"healthy{n}" for n in range(19))
 
-#: Deliveries per second of the batch, and how many there are.
-BATCH_RATE = 300
-BATCH = 3_000
+#: Deliveries per second of the batch, and seconds that it takes.
+BATCH_RATE = 150
+BATCH_S = 10
+
+#: Deliveries that wait for a rate to be raised.
+RAISED = 2_500
+
+#: Seconds that the scheduling of a busy machine may add to the longest times of the healthy ones.
+NOISE_S = 0.01
 
 #: The pace of the lane in which old and new share, and the share of the new.
 SHARED_RATE = 50
 FRESH_SHARE = 4 / 7
 
 
-def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
+def endpoints(receiver: Receiver, *, scale: int) -> dict[str, dict[str, Any]]:
     def at(name: str, **more: Any) -> dict[str, Any]:
         return {"url": receiver.url(f"/{name}"), "timeout": 30, **more}
 
     return {
         **{name: at("healthy") for name in HEALTHY},
         "stuck": at("stuck", concurrency=1000),
-        "batch": at("batch", rate=BATCH_RATE, concurrency=20),
+        "batch": at("batch", rate=BATCH_RATE * scale, concurrency=20),
         "crawl": at("crawl", rate=1),
         "raised": at("raised", rate=10, concurrency=100),
         "lowered": at("lowered", rate=100, concurrency=100),
@@ -48,15 +59,21 @@ def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
+def scale(rounds: int) -> int:
+    """How much of everything."""
+    return 1 if rounds == 1 else 2
+
+
+@pytest.fixture(scope="module")
 def shared(
-    tmp_path_factory: pytest.TempPathFactory, postgres_url: str, template_database: str, shared_redis_url: str
+    tmp_path_factory: pytest.TempPathFactory, postgres_url: str, template_database: str, shared_redis_url: str, scale: int
 ) -> Iterator[Site]:
     with site(
         folder=tmp_path_factory.mktemp("fairness"),
         postgres_url=postgres_url,
         template_database=template_database,
         redis_url=shared_redis_url,
-        endpoints=endpoints,
+        endpoints=partial(endpoints, scale=scale),
         threads=24,
         # Timings of production: nothing here hangs on short ones, and they cost time.
         env={"MADEIRA_RECONCILE_S": "60", "MADEIRA_BEAT_S": "5", "MADEIRA_SILENCE_S": "60"},
@@ -69,15 +86,17 @@ def p95(values: Sequence[float]) -> float:
     return quantiles(values, n=20)[18]
 
 
-def test_three_thousand_calls_of_a_batch_are_evenly_spaced_and_cost_no_retry(shared: Site) -> None:
+def test_the_calls_of_a_batch_are_evenly_spaced_and_cost_no_retry(shared: Site, scale: int) -> None:
+    """After the first second every second holds as many as the rate says, within fifteen; no gap is longer than fifteen are."""
+    rate = BATCH_RATE * scale
     shared.bulk.post(40, "healthy0.x")
     shared.receiver.wait_for(40, 20, path="/healthy")
-    shared.bulk.post(BATCH, "batch.x")
-    calls = shared.receiver.wait_for(BATCH, 30, path="/batch")
+    shared.bulk.post(rate * BATCH_S, "batch.x")
+    calls = shared.receiver.wait_for(rate * BATCH_S, 3 * BATCH_S, path="/batch")
     shared.bulk.wait_done("batch")
     starts = [call.at - calls[0].at for call in calls]
     steady = [start for start in starts if start > 1.0]
-    windows = [sum(start <= other < start + 1 for other in steady[i : i + 2 * BATCH_RATE]) for i, start in enumerate(steady)]
+    windows = [sum(start <= other < start + 1 for other in steady[i : i + 2 * rate]) for i, start in enumerate(steady)]
     windows = [n for n, start in zip(windows, steady, strict=True) if start + 1 < steady[-1]]
     gaps = sorted(later - sooner for sooner, later in pairwise(steady))
     print(
@@ -86,10 +105,10 @@ def test_three_thousand_calls_of_a_batch_are_evenly_spaced_and_cost_no_retry(sha
     )
     rows = shared.madeira.rows("SELECT sum(retries) AS retries, sum(failures) AS failures FROM delivery WHERE endpoint = 'batch'")
     assert rows == [{"retries": 0, "failures": 0}]
-    assert max(windows) <= BATCH_RATE + 15
-    assert min(windows) >= BATCH_RATE - 15
-    assert gaps[int(len(gaps) * 0.99)] <= 3 / BATCH_RATE
-    assert gaps[-1] <= 0.050
+    assert max(windows) <= rate + 15
+    assert min(windows) >= rate - 15
+    assert gaps[int(len(gaps) * 0.99)] <= 3 / rate
+    assert gaps[-1] <= 15 / rate
 
 
 def test_a_backlog_that_waits_for_its_pace_costs_a_worker_next_to_nothing(shared: Site) -> None:
@@ -129,7 +148,7 @@ def test_a_receiver_that_never_answers_slows_nineteen_others_by_less_than_a_thir
         shared.receiver.wait_idle()
     print(f"load {os.getloadavg()[0]:.1f}; p95 without {quiet}, with {noisy}")
     # The machine is shared: the better of two runs, each.
-    assert min(noisy) <= 1.3 * min(quiet)
+    assert min(noisy) <= 1.3 * min(quiet) + NOISE_S
 
 
 def healthy_p95(shared: Site) -> float:
@@ -150,13 +169,14 @@ def healthy_p95(shared: Site) -> float:
     return p95([max(0.0, call.at - posted[event]) for call in calls if (event := call.json()["event_id"]) in posted])
 
 
-def test_a_rate_that_is_raised_lets_five_thousand_go_in_ten_seconds(shared: Site) -> None:
-    shared.bulk.wait(5_000, "raised")
+def test_a_rate_that_is_raised_lets_thousands_go_in_ten_seconds(shared: Site, scale: int) -> None:
+    total = RAISED * scale
+    shared.bulk.wait(total, "raised")
     shared.receiver.wait_for(10, path="/raised")
-    waited = 5_000 - shared.receiver.count("/raised")
+    waited = total - shared.receiver.count("/raised")
     change(shared, "raised", rate=1000)
     raised = time.monotonic()
-    shared.receiver.wait_for(5_000, 60, path="/raised")
+    shared.receiver.wait_for(total, 60, path="/raised")
     took = time.monotonic() - raised
     print(f"load {os.getloadavg()[0]:.1f}; {waited} went within {took:.1f} s of the change")
     assert took <= 10.0
@@ -176,9 +196,8 @@ def test_a_rate_that_is_lowered_counts_at_once(shared: Site) -> None:
 
 
 def change(shared: Site, name: str, **limits: Any) -> None:
-    changed = endpoints(shared.receiver)
-    changed[name].update(limits)
-    shared.madeira.configure(toml(changed))
+    answer = shared.madeira.http.patch(f"/v1/endpoints/{name}", json=limits, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 200, answer.text
 
 
 def test_old_ones_that_fail_do_not_starve_fresh_ones_nor_the_reverse(shared: Site) -> None:
