@@ -13,9 +13,8 @@ from madeira.broker.queues import DELIVER, Queues, delivery_key, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
 from madeira.states import DeliveryStatus, FailureClass, Outcome
 from madeira.store import deliveries, events
-from tests.api.serving import ADMIN_TOKEN, Api, event, signed
-
-ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+from tests.api.people import ADMIN, in_json
+from tests.api.serving import Api, event, signed
 
 #: Signs for the other source.
 OTHER = {"source": "other", "secret": "another-secret-new"}
@@ -71,7 +70,7 @@ class Key:
 
     def act(self, event_id: str, action: str) -> None:
         body = json.dumps({"reason": "a test"}).encode()
-        answer = self.api.request("POST", f"/v1/events/{event_id}/{action}?source=shop", body, ADMIN)
+        answer = self.api.request("POST", f"/v1/events/{event_id}/{action}?source=shop", body, in_json(ADMIN))
         assert answer.status == 200, answer.body
 
     def where(self, *refs: DeliveryRef) -> list[str]:
@@ -143,6 +142,6 @@ def test_all_of_an_endpoint_can_be_cancelled(key: Key) -> None:
     """None of a key is let go by the end of those before it."""
     (_, first), (_, second) = key.born(), key.born()
     key.queues.ensure([ensure_delivery(first)])
-    answer = key.api.request("POST", f"/v1/endpoints/{key.endpoint}/cancel", b'{"reason": "a test"}', ADMIN)
+    answer = key.api.request("POST", f"/v1/endpoints/{key.endpoint}/cancel", b'{"reason": "a test"}', in_json(ADMIN))
     assert (answer.status, answer.json["cancelled"], answer.json["complete"]) == (200, 2, True)
     assert key.where(first, second) == ["nowhere", "nowhere"]
