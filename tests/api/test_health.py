@@ -14,7 +14,7 @@ from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
 from madeira.store import events
 from madeira.store.migrate import migrate
-from tests.api.serving import Api, event, wait_until
+from tests.api.serving import CONFIG, Api, event, wait_until
 
 
 def number(api: Api, name: str, **labels: str) -> float | None:
@@ -125,4 +125,5 @@ def test_a_database_without_tables_is_told_with_its_remedy(
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
     migrate(empty_database_url)
     assert api.get("/readyz").status == 200
-    assert api.post(event("early")).status == 202
+    api.configure(CONFIG)
+    wait_until(lambda: api.post(event("early")).status == 202, "the rules to be read")
