@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install run test test-crash lint format bench lock clean
+.PHONY: install run test test-long test-crash lint format bench lock clean
 
 install: $(STAMP)
 
@@ -31,8 +31,12 @@ PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 4 --dist loadfi
 
 # ARGS go to pytest: make test ARGS="-x"
 test: install
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not alone" $(ARGS)
-	@$(BIN)/python -m pytest -m alone $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not alone and not long" $(ARGS)
+	@$(BIN)/python -m pytest -m "alone and not long" $(ARGS)
+
+# What costs minutes and rarely breaks by itself; before a release, and after a change of what it is about.
+test-long: install
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 # The crash tests at length: twenty rounds each, and they print what they counted.
 test-crash: install

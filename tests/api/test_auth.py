@@ -17,6 +17,7 @@ ACCESS: Mapping[str, tuple[str | None, bool]] = {
     "postBatch": (None, True),
     "listEvents": ("viewer", True),
     "showEvent": ("viewer", True),
+    "showEventNamedBatch": ("viewer", True),
     "cancelEvent": ("operator", True),
     "replayEvent": ("operator", False),
     "rerouteEvent": ("operator", False),

@@ -223,6 +223,7 @@ def test_a_batch_that_races_with_single_posts_of_its_ids_accepts_each_once(api: 
     assert rows(api.env["MADEIRA_DATABASE_URL"]) == 300
 
 
+@pytest.mark.long
 def test_a_store_that_goes_away_midway_is_told_and_the_same_batch_again_loses_and_doubles_nothing(
     serve: Callable[..., Api], own_postgres: OwnPostgres, redis_url: str
 ) -> None:

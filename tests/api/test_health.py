@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
 from madeira.store import events
 from madeira.store.migrate import migrate
-from tests.api.serving import Api, event, wait_until
+from tests.api.serving import CONFIG, Api, event, wait_until
 
 
 def number(api: Api, name: str, **labels: str) -> float | None:
@@ -84,6 +85,7 @@ def test_workers_that_come_and_go_leave_no_files_behind(serve: Callable[..., Api
     assert len(list(folder.glob("*.db"))) <= 5 * 4
 
 
+@pytest.mark.long
 def test_a_new_start_begins_anew(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """The files of a former run do not pile up, nor do its counts."""
     api = serve(database_url, redis_url).start()
@@ -113,6 +115,7 @@ def test_gauges_tell_the_state_of_the_whole(api: Api) -> None:
     wait_until(lambda: (number(api, "madeira_queue_oldest_age_seconds", queue="route") or 0) >= first + 0.5, "the age to rise")
 
 
+@pytest.mark.long
 def test_a_database_without_tables_is_told_with_its_remedy(
     serve: Callable[..., Api], empty_database_url: str, redis_url: str
 ) -> None:
@@ -125,4 +128,5 @@ def test_a_database_without_tables_is_told_with_its_remedy(
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
     migrate(empty_database_url)
     assert api.get("/readyz").status == 200
-    assert api.post(event("early")).status == 202
+    api.configure(CONFIG)
+    wait_until(lambda: api.post(event("early")).status == 202, "the rules to be read")

@@ -210,6 +210,7 @@ def test_a_process_that_ends_notes_what_it_has_not_noted_yet(database_url: str) 
     database.close()
 
 
+@pytest.mark.long
 def test_without_postgres_tokens_are_503_and_the_administrator_of_the_settings_is_known(
     serve: Callable[..., Api], own_postgres: OwnPostgres, redis_url: str
 ) -> None:
@@ -233,6 +234,7 @@ def test_without_postgres_tokens_are_503_and_the_administrator_of_the_settings_i
     wait_until(lambda: api.request("GET", "/v1/audit", None, bearer(text)).status == 200, "the tokens to be known again")
 
 
+@pytest.mark.long
 def test_a_frozen_postgres_holds_requests_with_tokens_for_a_bounded_time(own_postgres: OwnPostgres) -> None:
     """One of them asks, the others wait for it at most two seconds."""
     database = Database(url=own_postgres.url, application="tests", pool_max=2, statement_timeout_s=1.0)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.api.serving import SECRET, Api, event, signed
 
+pytestmark = pytest.mark.long
+
 CONFIG = f"""
 [[source]]
 name = "shop"

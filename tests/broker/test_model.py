@@ -417,6 +417,8 @@ class Machine(RuleBasedStateMachine):
         self.ensure(ALL, 0.0, "")
         # The leases of those that fell silent run out; until then their places count, since their calls may go on.
         self.client.delete("t:lane:cap:places")
+        # The lane would be looked at when the first of these ends.
+        self.queues.look_again()
         self.every_key_is_in_exactly_one_place()
         player = self.players["p"]
         deadline = time.monotonic() + 10

@@ -19,6 +19,8 @@ from madeira.states import FailureClass
 from madeira.store import events
 from tests.store.making import GIVE_UP, accept, claimed, event, routed, settled
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

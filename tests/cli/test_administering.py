@@ -17,6 +17,8 @@ from madeira.store import tokens
 from tests.receiver import Answer, Receiver
 from tests.system.harness import KEY, configure
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SECRET = "a-signing-secret-of-this-test"
 

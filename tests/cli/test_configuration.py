@@ -15,6 +15,8 @@ from madeira.store import events
 from tests.store import making
 from tests.system.harness import KEY
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 FILE = """

@@ -98,6 +98,7 @@ def test_a_wrong_host_is_not_blamed_on_the_port(host: str) -> None:
         _require_free(host, free_port(0), "MADEIRA_PORT")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["apply", "-"], ["endpoints", "list"], ["events", "list"], ["reconcile"], ["migrate"]])
 def test_postgres_that_cannot_be_used_is_one_line_with_the_cause(
     environ: dict[str, str], postgres_url: str, command: list[str]

@@ -185,6 +185,7 @@ def test_the_readme_s_own_event_arrives(demo: tuple[Place, Up]) -> None:
     assert '"duplicate": true' in again
 
 
+@pytest.mark.long
 def test_the_commands_find_a_running_up(demo: tuple[Place, Up]) -> None:
     """send, trace, events, reconcile, migrate and doctor need no setting beside a running `up`."""
     place, up = demo
@@ -251,6 +252,7 @@ def test_what_is_killed_is_started_again(place: Place) -> None:
         up.wait_for(f"after-{victim} +SUCCEEDED")
 
 
+@pytest.mark.long
 def test_a_mistake_stops_the_start_with_one_line(place: Place) -> None:
     """Settings and the configuration file are checked before anything is left running."""
     place.environ["MADEIRA_PRT"] = "8000"
@@ -275,6 +277,7 @@ def test_a_taken_port_is_told(place: Place) -> None:
     assert "set MADEIRA_PORT to another one" in told
 
 
+@pytest.mark.long
 def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place: Place) -> None:
     """The file of MADEIRA_CONFIG counts at the start; then `apply` changes it, in every process, and a restart keeps that."""
     config = place.folder / "rules.toml"
@@ -318,6 +321,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
     assert not [line for line in again.lines if "a key for secrets was made" in line]
 
 
+@pytest.mark.long
 def test_keys_are_changed_from_the_terminal(place: Place) -> None:
     """`keygen` makes a key, `reencrypt` brings everything under it, and then the old one is not needed any more."""
     config = place.folder / "rules.toml"

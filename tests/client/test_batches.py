@@ -15,6 +15,8 @@ from tests.api.serving import SECRET, Api, rows
 from tests.client.conftest import answer_lost, passed_on
 from tests.receiver import Answer, Call, closed_port, json_answer
 
+pytestmark = pytest.mark.long
+
 BATCH = "/v1/events/batch"
 
 

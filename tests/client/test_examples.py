@@ -3,6 +3,7 @@
 Python and curl with openssl must be on the machine; Node and Go are tried where they are.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -38,8 +39,15 @@ _TOOLS = {".sh": "curl", ".py": sys.executable, ".mjs": "node", ".go": "go"}
 #: May be missing; nothing else may.
 _OPTIONAL = {".mjs", ".go"}
 
+#: The first program that Go builds on a machine takes it a minute of all processors.
+_GO = functools.partial(pytest.param, marks=pytest.mark.long)
+
 SENDERS = ["send.sh", "send.py", "send_bare.py", "send.mjs", "send.go"]
 RECEIVERS = ["receive.py", "receive.mjs", "receive.go"]
+
+
+def programs(names):
+    return [_GO(name) if name.endswith(".go") else name for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +124,7 @@ def test_the_other_python_on_the_page_runs_too(between, connect):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SENDERS)
+@pytest.mark.parametrize("name", programs(SENDERS))
 def test_a_sender_gets_its_event_accepted_and_repeats_it_without_harm(built, shared_api, name):
     """The first time it is new, the second time known; with a wrong secret the program fails."""
     command = built(f"sending/{name}")
@@ -135,7 +143,7 @@ def test_a_sender_gets_its_event_accepted_and_repeats_it_without_harm(built, sha
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SENDERS)
+@pytest.mark.parametrize("name", programs(SENDERS))
 def test_a_sender_tries_again_when_nothing_was_decided(built, shared_api, between, name):
     """503 with Retry-After, then (but for curl, which leaves that to its user) a connection that ends, then the answer."""
     command = built(f"sending/{name}")
@@ -176,7 +184,7 @@ def test_a_file_of_events_goes_as_a_batch_by_curl(built, shared_api, tmp_path):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", RECEIVERS)
+@pytest.mark.parametrize("name", programs(RECEIVERS))
 def test_a_receiver_takes_what_madeira_sends_and_nothing_else(built, name):
     """By the new secret and the old one; a repetition is not taken in; a forgery and a test call are refused for good."""
     with (

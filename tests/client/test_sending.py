@@ -37,6 +37,8 @@ from tests.api.serving import ROOT, SECRET, rows, wait_until
 from tests.client.conftest import answer_lost, passed_on
 from tests.receiver import Answer, Call, closed_port, json_answer, silent_port
 
+pytestmark = pytest.mark.long
+
 EVENTS = "/v1/events"
 
 _WATCH = """

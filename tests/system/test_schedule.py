@@ -46,7 +46,9 @@ def test_an_event_for_later_is_called_when_it_is_due_and_not_before(launch: Laun
     madeira.wait_all()
 
 
-@pytest.mark.parametrize("loss", ["nothing", "the worker", "Redis' memory", "both"])
+@pytest.mark.parametrize(
+    "loss", [*(pytest.param(loss, marks=pytest.mark.long) for loss in ("nothing", "the worker", "Redis' memory")), "both"]
+)
 def test_an_event_that_is_cancelled_before_it_is_due_is_never_called(launch: Launch, receiver: Receiver, loss: str) -> None:
     madeira = launch({"a": {"url": receiver.url("/a")}})
     madeira.api()
