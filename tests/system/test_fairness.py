@@ -21,7 +21,7 @@ from tests.system.bulk import Site, site
 from tests.system.harness import TOKEN, wait_until
 
 #: What is measured here is time.
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(240)]
 
 #: Healthy receivers beside the one that never answers.
 HEALTHY = tuple(f"healthy{n}" for n in range(19))
