@@ -70,6 +70,7 @@ def test_counts_survive_a_killed_process_and_a_reload(api: Api) -> None:
     assert number(api, "madeira_ingress_requests_total", outcome="accepted", source="shop") == 20
 
 
+@pytest.mark.long
 def test_workers_that_come_and_go_leave_no_files_behind(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """Processes replaced every few requests: the count stays exact at every scrape, and the number of files is bounded."""
     often = serve(database_url, redis_url).start("--max-requests", "5")

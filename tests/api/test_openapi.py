@@ -22,7 +22,7 @@ from tests.api.people import ADMIN
 from tests.api.serving import Api, signed
 
 #: Cases of one operation that are made up at random, beside those that the description's limits suggest.
-EXAMPLES = 10
+EXAMPLES = 5
 
 mending.register()
 

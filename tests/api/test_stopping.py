@@ -137,8 +137,8 @@ def test_a_sender_that_stalls_is_given_up(serve: Callable[..., Api], database_ur
         headers = "".join(f"{k}: {v}\r\n" for k, v in signed(body).items())
         s.sendall(f"POST /v1/events HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
         assert s.recv(4096).startswith(b"HTTP/1.1 408 ")
-    never.set()
     assert rows(database_url) == 0
+    never.set()
 
 
 @pytest.mark.parametrize(

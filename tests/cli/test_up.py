@@ -237,6 +237,7 @@ def test_a_killed_up_leaves_nothing_and_loses_nothing(place: Place) -> None:
     assert place.trace("kept-1")[0]["event_id"] == "kept-1"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_is_killed_is_started_again(place: Place) -> None:
     """Whichever part is killed, `up` starts it again and events go on."""
