@@ -81,6 +81,7 @@ def test_slow_senders_hold_no_thread(
     assert rows(database_url) == 5
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_byte_now_and_then_does_not_prolong_a_body(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """A chunked body that is read by a thread has one deadline, whatever comes meanwhile."""

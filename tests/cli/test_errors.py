@@ -117,6 +117,7 @@ def test_postgres_that_cannot_be_used_is_one_line_with_the_cause(
         assert "p4ss" not in told
 
 
+@pytest.mark.long
 def test_an_error_leaves_the_output_of_json_empty(environ: dict[str, str], database_url: str) -> None:
     """Text on standard error, and an exit code; a program that reads the answer finds none."""
     environ["MADEIRA_DATABASE_URL"] = database_url

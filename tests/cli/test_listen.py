@@ -14,6 +14,8 @@ import pytest
 
 from madeira.delivery.signing import standard_signature
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 IN_BASE64 = "whsec_" + base64.b64encode(b"the key of this test").decode()

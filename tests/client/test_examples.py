@@ -31,6 +31,8 @@ from tests.client.conftest import answer_lost, passed_on
 from tests.delivery.samples import CLAIM, ENDPOINT, LOOPBACK, WHSEC, claim
 from tests.receiver import Answer, json_answer
 
+pytestmark = pytest.mark.long
+
 PAGE = (ROOT / "docs" / "sending.md").read_text()
 
 #: What runs a program, by the end of its name.

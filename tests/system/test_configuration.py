@@ -99,6 +99,7 @@ def most_at_once(calls: list[Call]) -> int:
     return most
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_changed_url_secret_and_limit_are_used_within_two_seconds(launch: Launch, receiver: Receiver) -> None:
     """In two worker processes under load: later calls go to the new URL, with the new secret, at most two at a time."""
@@ -127,6 +128,7 @@ def test_a_changed_url_secret_and_limit_are_used_within_two_seconds(launch: Laun
     assert madeira.value("SELECT count(*) FROM event WHERE status <> 'succeeded'") == 0
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_secrets_are_changed_under_load_without_a_failed_verification(launch: Launch, receiver: Receiver) -> None:
     """Both directions: a receiver that knows old and new verifies every call, and no post of the source is refused."""
