@@ -1,4 +1,4 @@
-"""The benchmark: ``python -m benchmarks.run`` (or ``make bench``, ``madeira bench``). Quote the ratios, not the rates.
+"""The benchmark: ``python -m benchmarks.run`` (or ``make bench``). Quote the ratios, not the rates.
 
 Everything runs on one machine, in one go, against one receiver, with the embedded servers set up as `madeira up` sets
 them up (fsync and AOF on):

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +69,7 @@ def die_with_parent(sig: int) -> Callable[[], None]:
     return ask_kernel
 
 
-class EmbeddedServer:
+class EmbeddedServer(ABC):
     """A server program with a data folder: started, watched and stopped as a child of this process.
 
     `folder` keeps the data across restarts. With `follow_parent` the server shuts down when this process is gone.
@@ -89,9 +90,9 @@ class EmbeddedServer:
         self._access: dict[str, str | int] = {}
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """Where and how to connect, password included."""
-        raise NotImplementedError
 
     @property
     def pid(self) -> int:
@@ -213,14 +214,14 @@ class EmbeddedServer:
     def _worth_another_try(self) -> bool:
         return False
 
-    def _pid_file(self) -> Path:
-        raise NotImplementedError
+    @abstractmethod
+    def _pid_file(self) -> Path: ...
 
-    def _make_data(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _make_data(self) -> None: ...
 
-    def _command(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self) -> list[str]: ...
 
     def _wait_until_ready(self, deadline: float) -> bool:
         """Whether the server is up before `deadline`; False as soon as its process has ended."""
@@ -233,8 +234,8 @@ class EmbeddedServer:
             time.sleep(0.01)
         return False
 
-    def _ready(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _ready(self) -> bool: ...
 
 
 class EmbeddedPostgres(EmbeddedServer):

@@ -43,33 +43,29 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchResult:
+class _Counted:
+    accepted: int
+    #: Known before; also when an earlier try of the very same batch was taken and its answer got lost.
+    duplicates: int
+    #: In the order in which the iterable gave them.
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def events(self) -> int:
+        """How many events it is about."""
+        return self.accepted + self.duplicates + len(self.rejected)
+
+
+class BatchResult(_Counted):
     """What became of one batch."""
 
-    accepted: int
-    #: Known before; also when an earlier try of this very batch was taken and its answer got lost.
-    duplicates: int
-    rejected: tuple[Rejected, ...]
-
-    @property
-    def events(self) -> int:
-        """How many events it was about."""
-        return self.accepted + self.duplicates + len(self.rejected)
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What became of all."""
+class Summary(_Counted):
+    """What became of all that the iterable gave."""
 
-    accepted: int
-    duplicates: int
-    #: In the order of the iterable.
-    rejected: tuple[Rejected, ...]
-
-    @property
-    def events(self) -> int:
-        """How many events the iterable gave."""
-        return self.accepted + self.duplicates + len(self.rejected)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,17 +196,20 @@ def test_an_event_is_committed_marked_and_queued(api: Api) -> None:
     assert 86_000 < client.ttl(marks[0]) <= 86_400
 
 
+@pytest.mark.alone
 def test_a_source_that_is_added_may_post_within_two_seconds(api: Api) -> None:
     """A change of the configuration counts in every process without a restart."""
     body = event("from-new")
     assert api.post(body, source="new", secret="s3").status == 401
     api.configure(api.config + '\n[[source]]\nname = "new"\nsecrets = ["s3"]\n')
-    deadline = time.monotonic() + 4
-    statuses: list[int] = []
-    while statuses[-6:] not in ([202] + [200] * 5, [200] * 6) and time.monotonic() < deadline:
-        statuses.append(api.post(body, source="new", secret="s3").status)
-        time.sleep(0.05)
-    assert statuses[-1] == 200, statuses
+    changed = time.monotonic()
+    statuses: list[tuple[float, int]] = []
+    while not statuses or statuses[-1][0] < 3:
+        statuses.append((time.monotonic() - changed, api.post(body, source="new", secret="s3").status))
+    # Many posts, so that both processes are among those who answer.
+    later = [status for asked_s, status in statuses if asked_s > 2]
+    assert len(later) > 20
+    assert set(later) <= {200, 202}, statuses
 
 
 def test_without_a_configuration_nobody_is_known(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:

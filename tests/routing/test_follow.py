@@ -209,10 +209,7 @@ def test_without_any_rules_yet_nobody_is_told_that_they_hold(follow: Follow) -> 
     with capture_logs() as lines:
         follower = RulesFollower(database=nowhere, sealer=Sealer((KEY,)), period_s=0.01)
         follower.start()
-        deadline = time.monotonic() + 10
-        while not any(line["event"] == "rules.not_followed" for line in lines):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: any(line["event"] == "rules.not_followed" for line in lines), 10)
         follower.stop()
     [told] = [line["detail"] for line in lines if line["event"] == "rules.not_followed"]
     assert "there are none yet" in told
