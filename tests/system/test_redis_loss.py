@@ -18,10 +18,11 @@ import pytest
 
 from madeira.broker.queues import DELIVER
 from madeira.broker.rebuild import LEASE, Stopper, rebuild
+from madeira.embedded import free_port
 from madeira.store import leases
 from tests.receiver import Answer, Gate
 from tests.system.conftest import Stage
-from tests.system.harness import Process, free_port, wait_until
+from tests.system.harness import Process, wait_until
 from tests.system.states import BRISK, CAP, calls_by_event, most_at_once
 
 #: Every kind of key that the cast of a test makes, as `kind_of` names it; each is deleted alone.
