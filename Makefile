@@ -27,7 +27,7 @@ run: install
 
 # Tests mostly wait, for leases and restarts; so several files at once, each process with servers of its own. What measures
 # time comes after them, alone. Servers that you name are shared by all tests, which empty them: then one at a time.
-PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 4 --dist loadfile)
+PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 4 --dist loadfile --no-loadscope-reorder)
 
 # ARGS go to pytest: make test ARGS="-x"
 test: install

@@ -18,7 +18,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.run import ROOT, SECRET, Bench, free_port
+from benchmarks.run import ROOT, SECRET, Bench
+from madeira.embedded import free_port
 
 #: Clients that post single events.
 CLIENTS = 16

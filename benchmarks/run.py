@@ -28,7 +28,7 @@ import psycopg
 import redis
 
 from madeira.egress import Egress
-from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
+from madeira.embedded import EmbeddedPostgres, EmbeddedValkey, free_port
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer, generate
 from madeira.store.database import Database
@@ -302,16 +302,6 @@ class Bench:
 def per_event(before: dict[str, float], after: dict[str, float], events: int) -> dict[str, float]:
     """CPU in ms per event, by process."""
     return {name: 1000 * (after[name] - before[name]) / events for name in before}
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def show(name: str, values: Sequence[float]) -> None:

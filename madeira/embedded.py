@@ -33,6 +33,9 @@ STOP_TIMEOUT_S: Final = 20.0
 #: The account that the servers run as when we are root: on every Debian, and without rights.
 UNPRIVILEGED: Final = "nobody"
 
+#: The lowest port that is chosen for a server; those below belong to well-known programs.
+_FIRST_PORT: Final = 10_000
+
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -41,16 +44,30 @@ class ServerFailed(MadeiraError):
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A free TCP port on loopback: `preferred` when nobody listens there."""
-    for port in (preferred, 0) if preferred else (0,):
+    """A free TCP port on loopback: `preferred` when nobody has it.
+
+    Any other is one that the kernel gives to no outgoing connection: such a connection could take it before its server does,
+    or while that server restarts.
+    """
+    end = _first_ephemeral_port()
+    others = [_FIRST_PORT + secrets.randbelow(end - _FIRST_PORT) for _ in range(64)] if end > _FIRST_PORT else [0]
+    for port in [preferred, *others] if preferred else others:
         with socket.socket() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                s.bind(("127.0.0.1", port or 0))
+                s.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return int(s.getsockname()[1])
     raise ServerFailed("no free port on 127.0.0.1")
+
+
+def _first_ephemeral_port() -> int:
+    """Where the range begins that the kernel takes the ports of outgoing connections from (see ip(7))."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def die_with_parent(sig: int) -> Callable[[], None]:
@@ -212,7 +229,11 @@ class EmbeddedServer(ABC):
         return self.log.read_text(errors="replace")[-2000:]
 
     def _worth_another_try(self) -> bool:
-        return False
+        """Between the look for a free port and the start, somebody else may have taken it."""
+        if free_port(self.port) == self.port:
+            return False
+        self._load_access()
+        return True
 
     @abstractmethod
     def _pid_file(self) -> Path: ...
@@ -305,7 +326,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def _worth_another_try(self) -> bool:
         """The sessions of a killed server need a moment to notice; until then the new one refuses to start."""
-        return "still in use" in self._log_tail()
+        return "still in use" in self._log_tail() or super()._worth_another_try()
 
 
 class EmbeddedValkey(EmbeddedServer):

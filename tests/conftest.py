@@ -16,11 +16,18 @@ import pytest
 import redis
 
 from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
+from tests.databases import Databases
 from tests.servers import OwnPostgres, OwnRedis, with_database
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=1, help="rounds of each crash test (make test-crash: 20)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole systems first: their tests mostly wait, and what needs the processor fills that time instead of following it."""
+    items.sort(key=lambda item: "tests/system" not in item.nodeid and "tests/cli" not in item.nodeid)
 
 
 @pytest.fixture(scope="session")
@@ -66,13 +73,20 @@ def template_database(postgres_url: str) -> Iterator[str]:
     _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.fixture(scope="session")
+def databases(postgres_url: str, template_database: str) -> Iterator[Databases]:
+    """Fresh, migrated databases."""
+    databases = Databases(postgres_url, template_database)
+    yield databases
+    databases.close()
+
+
 @pytest.fixture
-def database_url(postgres_url: str, template_database: str) -> Iterator[str]:
+def database_url(databases: Databases) -> Iterator[str]:
     """URL of a fresh, migrated database of this test alone."""
-    name = f"madeira_test_{uuid.uuid4().hex[:12]}"
-    _administer(postgres_url, f"CREATE DATABASE {name} TEMPLATE {template_database}")
-    yield with_database(postgres_url, name)
-    _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
+    url = databases.take()
+    yield url
+    databases.give_back(url)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ BODY = event("slow", payload="x" * 2000)
 @pytest.mark.parametrize(
     ("at_once", "then"),
     [
-        (b"G", b"ET /healthz HTTP/1.1\r\nHost: " + b"x" * 1000),
+        pytest.param(b"G", b"ET /healthz HTTP/1.1\r\nHost: " + b"x" * 1000, marks=pytest.mark.long),
         (head(BODY, **{"Content-Length": str(len(BODY))}), BODY),
     ],
     ids=["head", "body"],

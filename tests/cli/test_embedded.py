@@ -157,6 +157,22 @@ def test_a_taken_port_is_not_chosen() -> None:
         assert free_port(taken) != taken
 
 
+def test_a_port_is_none_that_an_outgoing_connection_may_get() -> None:
+    """The kernel gives the ports of its range to whoever connects; a server that restarts must find its own again."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(10_000 <= free_port() < first for _ in range(50))
+
+
+def test_a_port_that_is_taken_just_before_the_start_is_replaced(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing holds a port between the look and the start."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        taken = int(listening.getsockname()[1])
+        looks = iter([taken])
+        monkeypatch.setattr("madeira.embedded.free_port", lambda preferred=None: next(looks, None) or free_port(preferred))
+        server.start()
+        assert server.port != taken
+
+
 def test_only_our_programs_count_as_ours() -> None:
     """A process with another program is not one that `up` may end."""
     with subprocess.Popen(["sleep", "60"]) as other:

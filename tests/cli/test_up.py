@@ -29,6 +29,7 @@ class Up:
     def __init__(self, *arguments: str, environ: Mapping[str, str]) -> None:
         self.lines: list[str] = []
         self._came = threading.Condition()
+        self._ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "madeira.cli", "up", *arguments],
             env=environ,
@@ -47,14 +48,19 @@ class Up:
             with self._came:
                 self.lines.append(line.rstrip())
                 self._came.notify_all()
+        with self._came:
+            self._ended = True
+            self._came.notify_all()
 
     def wait_for(self, pattern: str, timeout_s: float = 60.0) -> str:
+        def found() -> str | None:
+            return next((line for line in self.lines if re.search(pattern, line)), None)
+
         with self._came:
-            found = self._came.wait_for(
-                lambda: next((line for line in self.lines if re.search(pattern, line)), None), timeout=timeout_s
-            )
-        assert found, f"no line has {pattern!r}:\n" + "\n".join(self.lines)
-        return str(found)
+            self._came.wait_for(lambda: found() or self._ended, timeout=timeout_s)
+        line = found()
+        assert line, f"no line has {pattern!r}:\n" + "\n".join(self.lines)
+        return line
 
     def end(self, sig: int = signal.SIGINT) -> int:
         self.process.send_signal(sig)

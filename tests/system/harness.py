@@ -10,7 +10,6 @@ import hmac
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import redis
 from psycopg.rows import dict_row
 
 from madeira.egress import Egress
+from madeira.embedded import free_port
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
@@ -65,14 +65,6 @@ def threading_wait(seconds: float) -> None:
     import select
 
     select.select([], [], [], seconds)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def toml(endpoints: Mapping[str, Mapping[str, Any]], routes: Sequence[Mapping[str, Any]] | None = None) -> str:

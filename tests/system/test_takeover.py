@@ -99,6 +99,8 @@ def test_the_outcome_of_a_worker_frozen_past_its_lease_comes_late_and_changes_no
     assert receiver.count() == 2
 
 
+@pytest.mark.long
+@pytest.mark.timeout(240)
 def test_a_delivery_and_an_event_that_kill_their_worker_each_time_die_and_take_nobody_with_them(
     launch: Launch, receiver: Receiver
 ) -> None:
@@ -132,7 +134,7 @@ def test_a_delivery_and_an_event_that_kill_their_worker_each_time_die_and_take_n
             good.append(madeira.post("good.beside"))
         return bool(delivery) and madeira.event(event)["status"] == madeira.event(delivery)["status"] == "dead"
 
-    wait_until(both_died, 90, what="the end of both")
+    wait_until(both_died, 180, what="the end of both")
     wait_until(lambda: workers.tend() or madeira.unfinished() == 0, 30, what="the end of those beside them")
 
     assert (madeira.event(event)["reason"], madeira.event(event)["route_failures"]) == ("platform", 10)
