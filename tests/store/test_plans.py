@@ -1,13 +1,15 @@
 """Plans that were made while the tables were empty, as they are on the first day, stay good when the tables have grown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
+import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.store import cancelling, deliveries, events, ordering, reconcile
+from tests.databases import Databases
 from tests.store import making
 
 #: Rows of the backlog, and rows that a statement about one event may read; without an index it would read all.
@@ -16,6 +18,14 @@ MOST = 200
 
 IN_ORDER = [PlannedDelivery(f"later{n}", f"later{n}", ordering_key="k") for n in range(10)]
 ENDPOINTS = [PlannedDelivery(f"later{n}", f"later{n}") for n in range(10)]
+
+
+@pytest.fixture
+def database_url(databases: Databases) -> Iterator[str]:
+    """Of a database that is new, since Postgres may have counted the rows of one that was emptied."""
+    url = databases.new()
+    yield url
+    databases.drop(url)
 
 
 def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:
