@@ -1,6 +1,6 @@
 """Plans that were made while the tables were empty, as they are on the first day, stay good when the tables have grown."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.store import cancelling, deliveries, events, ordering, reconcile
-from tests.databases import Databases
 from tests.store import making
 
 #: Rows of the backlog, and rows that a statement about one event may read; without an index it would read all.
@@ -20,12 +19,8 @@ IN_ORDER = [PlannedDelivery(f"later{n}", f"later{n}", ordering_key="k") for n in
 ENDPOINTS = [PlannedDelivery(f"later{n}", f"later{n}") for n in range(10)]
 
 
-@pytest.fixture
-def database_url(databases: Databases) -> Iterator[str]:
-    """Of a database that is new, since Postgres may have counted the rows of one that was emptied."""
-    url = databases.new()
-    yield url
-    databases.drop(url)
+#: What Postgres knows of tables that were emptied is something else.
+pytestmark = pytest.mark.new_database
 
 
 def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:
