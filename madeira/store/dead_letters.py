@@ -52,7 +52,7 @@ _ONE: Final = f"""
 #: All that was tried, in the order of time.
 _ATTEMPTS: Final = """
     SELECT delivery_id, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, settled_as,
-           excerpt, length, sha256, worker, recorded_at
+           excerpt, length, sha256, worker, exchange, recorded_at
     FROM delivery_log
     WHERE delivery_id = %(id)s
     ORDER BY started_at, id
