@@ -24,7 +24,7 @@ COUNTED: Final = 100_000
 #: What is shown of each.
 _COLUMNS: Final = """
     d.id, e.event_id, e.source, e.event_type, d.endpoint, d.routes, d.failure_class, d.last_error_code AS error_code,
-    d.last_error, d.attempt AS attempts, d.died_at, e.created_at AS accepted_at, d.trace_id, e.erased_at
+    d.last_error, d.attempt, d.died_at, e.created_at AS accepted_at, d.trace_id, e.erased_at
 """
 
 #: The walk reads an index in its order, a row at a time, and looks at each event by itself: while Postgres has not counted the
@@ -49,7 +49,7 @@ _ONE: Final = f"""
     WHERE d.id = %(id)s AND d.died_at IS NOT NULL
 """  # noqa: S608
 
-#: All that was tried, in the order of time.
+#: All attempts, in the order of time.
 _ATTEMPTS: Final = """
     SELECT delivery_id, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, settled_as,
            excerpt, length, sha256, worker, exchange, recorded_at
@@ -186,11 +186,11 @@ def _add_examples(conn: psycopg.Connection[Any], found: list[dict[str, Any]]) ->
 
 
 def find(conn: psycopg.Connection[Any], delivery_id: int) -> dict[str, Any] | None:
-    """One dead letter as in a page, and its ``tried``: every attempt, in the order of time; None when it is not dead."""
+    """One dead letter as in a page, and its ``attempts`` in the order of time; None when it is not dead."""
     with conn.cursor(row_factory=dict_row) as cursor:
         item = cursor.execute(_ONE, {"id": delivery_id}).fetchone()
         if item is None:
             return None
         _add_failures(conn, [item])
-        item["tried"] = cursor.execute(_ATTEMPTS, {"id": delivery_id}).fetchall()
+        item["attempts"] = cursor.execute(_ATTEMPTS, {"id": delivery_id}).fetchall()
         return item

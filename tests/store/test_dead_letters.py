@@ -104,7 +104,7 @@ def test_an_item_says_what_failed_since_when_and_how_often(conn: Connection) -> 
         "failure_class": "receiver",
         "error_code": "http_503",
         "last_error": "400",
-        "attempts": 2,
+        "attempt": 2,
         "first_failed_at": BASE,
         "last_failed_at": BASE + timedelta(hours=1),
         "died_at": row["died_at"],
@@ -119,7 +119,7 @@ def test_what_was_born_dead_failed_when_it_died(conn: Connection) -> None:
     plan = [making.PlannedDelivery("b", "b", (), FailureClass.TEMPLATE, "template: no such field", ErrorCode.TEMPLATE)]
     events.route(conn, [(making.accept(conn), plan)])
     [item] = walked(conn, Selection())
-    assert (item["attempts"], item["error_code"]) == (0, "template")
+    assert (item["attempt"], item["error_code"]) == (0, "template")
     assert item["first_failed_at"] == item["last_failed_at"] == item["died_at"]
 
 
@@ -195,8 +195,8 @@ def test_one_dead_letter_shows_every_attempt_in_the_order_of_time(conn: Connecti
     settled(conn, claimed(conn, ref), GIVE_UP)
     found = dead_letters.find(conn, ref.delivery_id)
     assert found is not None
-    assert [(a["attempt"], a["outcome"]) for a in found["tried"]] == [(1, Outcome.RETRYABLE), (2, Outcome.PERMANENT)]
-    assert {k: v for k, v in found.items() if k != "tried"} == walked(conn, Selection())[0]
+    assert [(a["attempt"], a["outcome"]) for a in found["attempts"]] == [(1, Outcome.RETRYABLE), (2, Outcome.PERMANENT)]
+    assert {k: v for k, v in found.items() if k != "attempts"} == walked(conn, Selection())[0]
 
 
 def test_what_is_not_dead_is_no_dead_letter(cast: Connection) -> None:
