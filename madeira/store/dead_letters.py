@@ -16,7 +16,7 @@ from madeira.store.columns import numbers
 from madeira.store.selection import Selection, conditions
 
 #: Dead letters that one page looks at.
-LOOK: Final = 20_000
+LOOK: Final = 10_000
 
 #: Dead letters that are counted by groups.
 COUNTED: Final = 100_000

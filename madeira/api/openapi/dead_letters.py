@@ -50,7 +50,7 @@ _ITEM: Final[dict[str, Schema]] = {
     "error_code": nullable(text("Of the last failure.")),
     "last_error": nullable(text("The last failure, in words.")),
     "attempt": whole("Number of the last attempt; 0 when none was made."),
-    "first_failed_at": moment(),
+    "first_failed_at": moment("Of all attempts, those before a replay too."),
     "last_failed_at": moment(),
     "died_at": moment(),
     "accepted_at": moment("When the event was."),
