@@ -26,7 +26,7 @@ def cast(conn: Connection) -> Connection:
     ids = [
         died(conn, "one", "a", "http_404", "the receiver answered 404"),
         died(conn, "two", "b", "http_503", "gave up: the receiver answered 503", event_type="order.paid.twice"),
-        died(conn, "Three", "a", "dns", "no such host: 100%_sure", source="other", event_type="orders"),
+        died(conn, "Three", "a", "dns", "No such Host: 100%_sure", source="other", event_type="orders"),
     ]
     plan = [PlannedDelivery("b", "b", (), FailureClass.TEMPLATE, "template: no such field", ErrorCode.TEMPLATE)]
     ids += [ref.delivery_id for ref in events.route(conn, [(making.accept(conn, event_id="four"), plan)])[0].dead]
@@ -59,6 +59,7 @@ def selected(conn: Connection, selection: Selection) -> list[str]:
         (Selection(since=BASE + timedelta(minutes=1)), ["two", "Three", "four", "five"]),
         (Selection(until=BASE + timedelta(minutes=2)), ["one", "two"]),
         (Selection(text="ANSWERED"), ["one", "two"]),
+        (Selection(text="NO such host"), ["Three"]),
         (Selection(text="three"), ["Three"]),
         (Selection(text="%_"), ["Three"]),
         (Selection(event_ids=("four", "two", "none")), ["two", "four"]),
