@@ -11,8 +11,9 @@ from typing import Any, Final, Literal
 import psycopg
 
 from madeira.errors import IllegalTransition
-from madeira.store import configuration
+from madeira.store import configuration, notices
 from madeira.store.configuration import Entry
+from madeira.store.notices import Kind
 
 #: What can be done with an endpoint.
 Action = Literal["pause", "resume", "disable", "enable"]
@@ -94,4 +95,6 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         row = conn.execute(_CHANGE, params).fetchone()
         assert row is not None
         configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"from": before.state, "to": after})])
+        if after == "disabled" and before.state != after:
+            notices.write(conn, Kind.ENDPOINT_DISABLED, name, {"reason": why, "by": who})
         return Changed(Holding(*row), configuration.raise_version(conn))
