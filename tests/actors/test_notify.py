@@ -158,6 +158,33 @@ def test_processes_that_say_notices_at_once_say_each_once(told: Told) -> None:
     assert len(own_events(process)) == 5
 
 
+def test_what_another_process_is_saying_just_now_is_left_to_it(told: Told) -> None:
+    """It is passed over without a wait; should the other one die, it is said after all."""
+    from actors import notify
+
+    process = told()
+    died(process, "a")
+    with process.conn.transaction(force_rollback=True):
+        assert len(notices.unsaid(process.conn, 10)) == 1
+        assert notify.say(process.tools) == 0
+    assert notify.say(process.tools) == 1
+    assert notify.say(process.tools) == 0
+
+
+def test_the_periodic_actors_run_as_messages_of_their_own_queues(told: Told) -> None:
+    """As the scheduler sends them: the notice is said, and its event is counted."""
+    from actors.notify import notify
+    from actors.rollup import rollup
+
+    process = told(start=True)
+    died(process, "b")
+    notify.send()
+    wait_until(lambda: own_events(process), what="the notice was said")
+    rollup.send()
+    counted = "SELECT accepted FROM rollup_source WHERE span = 'hour' AND source = 'madeira'"
+    wait_until(lambda: process.conn.execute(counted.encode()).fetchall() == [(1,)], what="the event was counted")
+
+
 # -- episodes -----------------------------------------------------------------------------------------------------------
 
 
