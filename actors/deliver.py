@@ -214,7 +214,7 @@ def _disable(tools: Tools, claim: Claimed, endpoint: Endpoint) -> None:
         with tools.database.connection() as conn:
             changed = holding.change(conn, endpoint.name, "disable", who=_BY, why=why)
         if changed is not None and changed.version is not None:
-            log.error("endpoint.disabled", reason=why, remedy="mend the URL, then enable the endpoint: what waits goes on")
+            log.warning("endpoint.gone", reason=why, remedy="mend the URL, then enable the endpoint: what waits goes on")
             tools.broker.wire.hold(endpoint.name, changed.version, "disabled")
         tools.rules.reload()
     except (StoreUnavailable, BrokerUnavailable) as e:

@@ -25,7 +25,7 @@ from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
 from madeira.records import DeliveryRef
 from madeira.states import DeliveryStatus
-from madeira.store import cancelling, leases, ordering
+from madeira.store import cancelling, leases, notices, ordering
 from madeira.store import reconcile as rows
 from madeira.store.database import Database
 from madeira.store.reconcile import Unfinished
@@ -116,6 +116,7 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
     duration_s = time.monotonic() - started
     with database.connection() as conn:
         rows.record_run(conn, counts, duration_s, holder, comparison.slice_from)
+        notices.reconciled(conn, counts)
     for kind, count in counts.items():
         metrics.RECONCILE_DIFFERENCES.labels(kind).inc(count)
     metrics.RECONCILE_LAST_SUCCESS.set_to_current_time()

@@ -300,6 +300,10 @@ class Endpoint:
 CALLBACK_URL: Final = "{+target_uri}"
 
 
+#: Name of the built-in source, in whose events Madeira tells of itself. Nobody can post as it.
+OWN_SOURCE: Final = "madeira"
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A rule: which events go to which endpoint."""

@@ -22,6 +22,7 @@ from redis.retry import Retry
 from madeira.errors import BrokerUnavailable
 from madeira.lanes import Hold, LaneSettings, LaneState, Limit, Verdict, credit_ms, gap_ms, lane_state
 from madeira.lanes.pace import SEPARATOR
+from madeira.lanes.state import Breaker
 from madeira.records import Accepted, DeliveryRef
 
 #: How long an idempotency mark stays, in milliseconds. The mark decides nothing: Postgres does.
@@ -125,6 +126,18 @@ class Place(NamedTuple):
     line: str = "fresh"
 
 
+class Opened(NamedTuple):
+    """A breaker that has opened, or that was asked about."""
+
+    lane: str
+    #: Names this opening; empty when none was noted.
+    mark: str
+    #: Whether it is not closed (again) at this moment.
+    is_open: bool
+    #: Why it opened, in words; None while it is closed.
+    reason: str | None
+
+
 class Size(NamedTuple):
     """How much is in a queue."""
 
@@ -132,6 +145,12 @@ class Size(NamedTuple):
     delayed: int
     held: int
     rejected: int
+
+
+def _opened(row: Sequence[Any]) -> Opened:
+    lane, mark, is_open, why, verdicts, failures = row
+    reason = Breaker("open", 0.0, 0.0, _text(why), int(verdicts), int(failures), 0).reason if is_open else None
+    return Opened(_text(lane), _text(mark), bool(is_open), reason)
 
 
 def delivery_key(ref: DeliveryRef) -> str:
@@ -388,6 +407,15 @@ class Queues:
     def lane_states(self, lanes: Sequence[str]) -> list[LaneState]:
         """How lanes are."""
         return [lane_state(row) for page in _pages(lanes, 100) for row in self.run("state", DELIVER, *page)]
+
+    def opened(self, lanes: Sequence[str] = ()) -> list[Opened]:
+        """The breakers that have opened since `opened_seen` was called for them, and those of `lanes`."""
+        return [_opened(row) for row in self.run("opened", "read", *lanes)]
+
+    def opened_seen(self, told: Sequence[Opened]) -> None:
+        """Somebody was told of these; one that has opened anew meanwhile is told of again."""
+        for page in _pages(told):
+            self.run("opened", "seen", *(x for one in page for x in (one.lane, one.mark)))
 
     def start(self, lane: str, token: str) -> None:
         """Tell that a call of a slow lane begins now: its pace counts from here."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from madeira.errors import ConfigurationInvalid, FieldProblem, SettingsError
-from madeira.records import CALLBACK_URL, Breaker, ClientCertificate, Endpoint, RetryPolicy, Route, Source
+from madeira.records import CALLBACK_URL, OWN_SOURCE, Breaker, ClientCertificate, Endpoint, RetryPolicy, Route, Source
 from madeira.routing import secrets
 from madeira.routing.checks import as_table, check_pair
 from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
@@ -111,6 +111,8 @@ def _canonical(kind: Kind, of: str, document: Mapping[str, Any], how: How, probl
         problems.add(
             "name", f"the endpoint {CALLBACK} is built in and cannot be changed; make another one with url = {CALLBACK_URL!r}"
         )
+    if kind == "source" and of == OWN_SOURCE:
+        problems.add("name", f"the source {OWN_SOURCE} is built in: in its events Madeira tells of itself; take another name")
     if document.get("name", of) != of:
         problems.add("name", "an object keeps its name; make a new one instead")
     plain = {key: value for key, value in document.items() if key != "name"}
@@ -177,7 +179,7 @@ def check_references(
     """See that what a document names is there; only routes name anything. `endpoints` is without the built-in one."""
     if kind != "route":
         return
-    for one, known in (("endpoint", {*endpoints, CALLBACK}), ("source", set(sources))):
+    for one, known in (("endpoint", {*endpoints, CALLBACK}), ("source", {*sources, OWN_SOURCE})):
         named = document.get(one)
         if (
             isinstance(named, str)

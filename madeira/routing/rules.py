@@ -19,7 +19,7 @@ from madeira import target, templates
 from madeira.egress import Egress
 from madeira.event_values import EventValues
 from madeira.expressions import ExpressionFailed, Scope
-from madeira.records import NO_ORDER, WHOLE_ENDPOINT, Endpoint, PlannedDelivery, RoutableEvent, Route
+from madeira.records import NO_ORDER, OWN_SOURCE, WHOLE_ENDPOINT, Endpoint, PlannedDelivery, RoutableEvent, Route
 from madeira.routing.config import CALLBACK, Rules
 from madeira.states import ErrorCode, FailureClass
 from madeira.templates import TemplateFailed
@@ -78,6 +78,8 @@ def why_not(route: Route, event: RoutableEvent, scope: Scope) -> str | None:
         ExpressionFailed: its filter failed.
     """
     if not _has_source(route, event.source):
+        if route.source is None:
+            return f"it names no source, and events of {OWN_SOURCE}, the built-in one, go only where it is named"
         return f"it is for events of the source {route.source}"
     if not _has_type(route, event.event_type):
         return f"it is for event types like {route.event_type}"
@@ -100,7 +102,14 @@ def lane_of(endpoint: Endpoint, target_uri: str | None) -> str:
 
 
 def _has_source(route: Route, source: str) -> bool:
-    return route.source is None or route.source == source
+    return route.source in _sources(source)
+
+
+def _sources(source: str) -> tuple[str | None, ...]:
+    """The sources that a route may name to be for events of `source`. What Madeira tells of itself is nobody's business who
+    did not ask for it: it takes no route that names no source.
+    """
+    return (source,) if source == OWN_SOURCE else (source, None)
 
 
 def _has_type(route: Route, event_type: str) -> bool:
@@ -145,7 +154,7 @@ class _Index:
         return known
 
     def _find(self, source: str, event_type: str) -> Iterator[tuple[int, Route]]:
-        for one in (source, None):
+        for one in _sources(source):
             yield from self._exact.get((one, event_type), ())
             yield from (found for found in self._patterns.get(one, ()) if _has_type(found[1], event_type))
 

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal
 import psycopg
 
 from madeira.errors import IllegalTransition
-from madeira.store import configuration
+from madeira.store import configuration, notices
 from madeira.store.configuration import Entry
+from madeira.store.notices import Kind
 
 #: What can be done with an endpoint.
 Action = Literal["pause", "resume", "disable", "enable"]
@@ -95,6 +96,8 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         assert row is not None
         now = Holding(*row)
         configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"before": _told(before), "after": _told(now)})])
+        if after == "disabled" and before.state != after:
+            notices.write(conn, Kind.ENDPOINT_DISABLED, name, {"reason": why, "by": who})
         return Changed(now, configuration.raise_version(conn))
 
 

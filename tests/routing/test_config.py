@@ -185,7 +185,7 @@ def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
         (ENDPOINT + "burst=0x" + "f" * 5000, ["endpoint[e].burst", "not between"]),
         (ROUTE, ["route[r].", "there is no endpoint 'e'"]),
         (ENDPOINT + ROUTE + "source='s'\n", ["route[r].", "no source 's'"]),
-        (SOURCE + ENDPOINT + ROUTE + "source='S'\n", ["known are s"]),
+        (SOURCE + ENDPOINT + ROUTE + "source='S'\n", ["known are madeira, s"]),
         (ENDPOINT + "success='statsu == 200'\n", ["endpoint[e].success: ", "statsu"]),
         (ENDPOINT + "success='status =='\n", ["endpoint[e].success: "]),
         (ENDPOINT + "success=' '\n", ["endpoint[e].success: must not be empty"]),
@@ -279,3 +279,10 @@ def test_an_order_is_a_word_or_an_expression_over_the_event(ordering: str) -> No
     """It reaches the record as it was written."""
     rules = parse(ENDPOINT + f'ordering = "{ordering}"\n')
     assert rules.endpoints["e"].ordering == ordering
+
+
+def test_the_source_in_whose_events_madeira_tells_of_itself_is_built_in() -> None:
+    """Routes may name it without its being there; nobody can have a source of that name."""
+    assert parse(ENDPOINT + ROUTE + "source='madeira'\n").routes[0].source == "madeira"
+    with pytest.raises(SettingsError, match=r"source\[madeira\].name: the source madeira is built in"):
+        parse(SOURCE.replace('"s"', '"madeira"'))

@@ -192,6 +192,17 @@ def test_each_route_says_why_it_does_not_match(route: Route, source: str, event_
     assert (reason is None) == bool(match(made([route]), one))
 
 
+def test_what_madeira_tells_of_itself_goes_only_where_its_source_is_named() -> None:
+    """A route for all sources is not for that one, and says so."""
+    told = event("madeira.breaker.opened", source="madeira")
+    everything, notices = Route("everything", "a"), Route("notices", "b", source="madeira", event_type="madeira.*")
+    assert [d.endpoint for d in match(made([everything, notices]), told)] == ["b"]
+    reason = why_not(everything, told, Scope(EventValues(told)))
+    assert reason is not None
+    assert "names no source" in reason
+    assert why_not(notices, told, Scope(EventValues(told))) is None
+
+
 def test_what_strangers_send_does_not_fill_the_memory() -> None:
     """The memory of the index has a limit, whatever event types come."""
     found = made([Route("r", "a")])

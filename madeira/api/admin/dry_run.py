@@ -14,6 +14,7 @@ from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError
 from madeira.dry_run import Response
 from madeira.egress import Egress
+from madeira.records import OWN_SOURCE
 from madeira.routing.config import Rules
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
@@ -44,7 +45,7 @@ class DryRun:
         rules = self._rules.read()
         source = document.values.get("source")
         errors: list[FieldError] = []
-        if not isinstance(source, str) or source not in rules.sources:
+        if not isinstance(source, str) or source not in {*rules.sources, OWN_SOURCE}:
             errors.append(FieldError("source", "must be the name of a source that can be used"))
         response = _response(document.values.get("response"), errors)
         event = validation.new_event(

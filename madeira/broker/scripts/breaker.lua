@@ -17,6 +17,8 @@ local SLICE, SLICES = 5000, 12
 local ENOUGH, SHARE, ROW = 10, 0.7, 5
 -- How long an open breaker is remembered beyond its time (ms), and how long the verdicts on a receiver that is called rarely.
 local KEEP, KEEP_VERDICTS = 3600000, 86400000
+-- How long it is remembered that breakers have opened, should nobody be there to tell of it (ms).
+local KEEP_OPENED = 172800000
 
 local function breaker_key(lane) return pace_key(lane, 'breaker') end
 
@@ -51,6 +53,9 @@ local function open_breaker(lane, known, hold, why, of, bad)
   if not known or known.allow > 0 then b.since, b.why, b.of, b.bad = now, why, of, bad end
   b.till, b.hold, b.probe, b.lease, b.allow = now + hold, hold, '', 0, 0
   write_breaker(lane, b)
+  sound(P .. 'opened', 'hash')
+  redis.call('HSET', P .. 'opened', lane, ms(now))
+  redis.call('PEXPIRE', P .. 'opened', KEEP_OPENED)
   redis.call('DEL', pace_key(lane, 'verdicts'))
   return b
 end

@@ -24,6 +24,7 @@
 --   hold:<endpoint>             string  "version hold": what was told ahead of the settings, for a minute
 --   lane:<lane>:slot            string  how many turns the lines of a lane have had
 --   lane:<lane>:verdicts, lane:<lane>:breaker   see breaker.lua
+--   opened                      hash  lane -> time (ms) at which its breaker opened last, until somebody was told; see opened.lua
 --
 -- A key is in exactly one of delayed, a lane, held. Times are Redis' own, in ms with a fraction.
 --
