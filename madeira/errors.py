@@ -73,3 +73,11 @@ class ConfigurationInvalid(MadeiraError):
     def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
         super().__init__("; ".join(f"{p.field}: {p.detail}" if p.field else p.detail for p in problems))
         self.problems = problems
+
+
+class SelectionInvalid(MadeiraError):
+    """Raised when the filter of many deliveries is not as it must be; all `problems` at once."""
+
+    def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
+        super().__init__("; ".join(f"{p.field}: {p.detail}" if p.field else f"the filter {p.detail}" for p in problems))
+        self.problems = problems

@@ -74,6 +74,8 @@ class PlannedDelivery:
     #: Set when the delivery is born dead (a denied address, a failed template).
     failure_class: FailureClass | None = None
     last_error: str | None = None
+    #: The code of that error.
+    error_code: str | None = None
     #: What a template made of the event; None when the body follows from the event by itself.
     body: str | None = None
     #: Deliveries of one endpoint and key go one after another, in the order of their events; None: in no order.

@@ -22,7 +22,7 @@ from madeira.errors import BrokerUnavailable
 from madeira.records import DeliveryRef
 from madeira.states import EventStatus, Role
 from madeira.store import events as store
-from madeira.store import listing, ordering
+from madeira.store import listing, ordering, selection
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
 from madeira.store.ordering import Wait
@@ -33,10 +33,6 @@ MAX_PAGE: Final = 200
 
 #: Bytes of the body of a read: a source signs an empty one.
 MAX_BODY: Final = 4096
-
-#: A dotted type, or the beginning of one with a star behind it.
-TYPE_PATTERN: Final = r"^(?=.)[A-Za-z0-9_.-]{0,255}\*?$"
-_TYPE: Final = re.compile(TYPE_PATTERN, re.ASCII)
 
 _CURSOR: Final = re.compile(rb"e([0-9]{1,18})")
 
@@ -161,18 +157,12 @@ def _before(given: str) -> int:
     return int(found[1])
 
 
-def _type(given: str) -> str:
-    if not _TYPE.fullmatch(given):
-        raise ValueError("must be an event type such as payment.captured, or the beginning of one and a star: payment.*")
-    return given
-
-
 #: Of what is about one event; a source that cannot be is one that has no such event.
 _WHOSE: Final[dict[str, query.Check]] = {"source": str}
 
 _PARAMETERS: Final = {
     "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),
-    "event_type": _type,
+    "event_type": selection.CHECKS["event_type"],
     "source": query.text,
     "endpoint": query.text,
     "trace_id": query.text,

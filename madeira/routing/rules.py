@@ -192,7 +192,7 @@ def _ordering_key(endpoint: Endpoint, scope: Scope) -> str | None:
 def _dead(
     endpoint: Endpoint, lane: str, routes: tuple[str, ...], failure_class: FailureClass, code: ErrorCode, why: str
 ) -> PlannedDelivery:
-    return PlannedDelivery(endpoint.name, lane, routes, failure_class, f"{code}: {why}"[:_MAX_ERROR])
+    return PlannedDelivery(endpoint.name, lane, routes, failure_class, f"{code}: {why}"[:_MAX_ERROR], code)
 
 
 def _refusal(url: str, egress: Egress) -> str | None:

@@ -101,6 +101,7 @@ _END_EXPIRED: Final = f"""
             finished_at = clock_timestamp(),
             died_at = CASE WHEN h.status = 'dead' THEN clock_timestamp() END,
             failure_class = CASE WHEN h.status = 'dead' THEN 'platform' ELSE d.failure_class END,
+            last_error_code = 'platform',
             last_error = CASE WHEN h.status = 'dead' THEN format('%%s claims in a row ended without a verdict', d.lost + 1)
                               ELSE 'cancelled; the claim had ended without a verdict' END,
             updated_at = clock_timestamp()
@@ -149,6 +150,7 @@ _SETTLE: Final = one_line(
             failure_class = CASE WHEN {{becomes}} = 'dead' AND v.decision <> 'dead' THEN 'platform'
                                  ELSE v.failure_class END,
             last_error = v.last_error,
+            last_error_code = v.error_code,
             updated_at = clock_timestamp()
         FROM verdict v
         WHERE d.id = v.id AND d.event_seq = v.seq AND d.status = 'delivering' AND d.claim_token = v.token

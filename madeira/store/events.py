@@ -75,7 +75,7 @@ _FIND_TRACE: Final = """
 _DELIVERIES: Final = """
     SELECT event_seq, id, endpoint, lane, routes, line, ordering_key, status, attempt, failures, lost, retries, claimed_at,
            lease_until, budget_from, next_attempt_at, cancel_requested_at, finished_at, died_at, notified_at,
-           failure_class, last_error, created_at, updated_at
+           failure_class, last_error, last_error_code, created_at, updated_at
     FROM delivery
     WHERE event_seq = ANY(%(seqs)s::bigint[])
     ORDER BY id
@@ -106,8 +106,9 @@ _ROUTE: Final = """
     WITH planned AS MATERIALIZED (
         SELECT *
         FROM unnest(%(seq)s::bigint[], %(endpoint)s::text[], %(lane)s::text[], %(routes)s::text[],
-                    %(failure_class)s::text[], %(last_error)s::text[], %(body)s::text[], %(ordering_key)s::text[])
-             AS p (seq, endpoint, lane, routes, failure_class, last_error, body, ordering_key)),
+                    %(failure_class)s::text[], %(last_error)s::text[], %(error_code)s::text[], %(body)s::text[],
+                    %(ordering_key)s::text[])
+             AS p (seq, endpoint, lane, routes, failure_class, last_error, error_code, body, ordering_key)),
     locked AS MATERIALIZED (
         SELECT seq, trace_id FROM event
         WHERE seq = ANY(%(seqs)s::bigint[]) AND status = 'pending' AND routed_at IS NULL
@@ -115,12 +116,12 @@ _ROUTE: Final = """
         FOR NO KEY UPDATE),
     born AS (
         INSERT INTO delivery (event_seq, endpoint, lane, routes, status, finished_at, died_at,
-                              failure_class, last_error, body, ordering_key, trace_id)
+                              failure_class, last_error, last_error_code, body, ordering_key, trace_id)
         SELECT l.seq, p.endpoint, p.lane, p.routes::text[],
                CASE WHEN p.failure_class IS NULL THEN 'pending' ELSE 'dead' END,
                CASE WHEN p.failure_class IS NOT NULL THEN clock_timestamp() END,
                CASE WHEN p.failure_class IS NOT NULL THEN clock_timestamp() END,
-               p.failure_class, p.last_error, p.body, p.ordering_key, l.trace_id
+               p.failure_class, p.last_error, p.error_code, p.body, p.ordering_key, l.trace_id
         FROM locked l JOIN planned p ON p.seq = l.seq
         ORDER BY l.seq, p.endpoint COLLATE "C"
         ON CONFLICT (event_seq, endpoint) DO NOTHING
@@ -359,6 +360,7 @@ def _plan_columns(plans: Sequence[tuple[int, Sequence[PlannedDelivery]]]) -> dic
         "routes": texts("{" + ",".join(map(quoted, p.routes)) + "}" for _, p in rows),
         "failure_class": texts(p.failure_class for _, p in rows),
         "last_error": texts(p.last_error for _, p in rows),
+        "error_code": texts(p.error_code for _, p in rows),
         "body": texts(p.body for _, p in rows),
         "ordering_key": texts(p.ordering_key for _, p in rows),
     }

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from madeira.api import listing
 from madeira.api.batch import NDJSON
 from madeira.api.openapi import parts
 from madeira.api.openapi.parts import (
@@ -18,6 +17,7 @@ from madeira.api.openapi.parts import (
     words,
 )
 from madeira.states import EventStatus
+from madeira.store.selection import TYPE_PATTERN
 
 _RETRY_AFTER: Final[Schema] = {
     "Retry-After": {"description": "Seconds after which to go on.", "schema": {"type": "integer", "minimum": 1}}
@@ -76,7 +76,7 @@ EVENTS: Final = (
         access=parts.VIEWER_OR_SOURCE,
         parameters=(
             in_query("status", words(*EventStatus), "In this state."),
-            in_query("event_type", text(pattern=listing.TYPE_PATTERN), "Of this type; or the beginning of one and a star."),
+            in_query("event_type", text(pattern=TYPE_PATTERN), "Of this type; or the beginning of one and a star."),
             in_query("source", LOOKED_UP, "Of this source."),
             in_query("endpoint", LOOKED_UP, "With a delivery to this endpoint."),
             in_query("trace_id", LOOKED_UP, "Of this trace."),

@@ -118,6 +118,7 @@ _DELIVERY: Final = obj(
     notified_at=nullable(moment()),
     failure_class=nullable(words(*FailureClass)),
     last_error=nullable(text()),
+    last_error_code=nullable(text("The code of the last failure.")),
     created_at=moment(),
     updated_at=moment(),
     attempts=array(ref("Attempt")),
