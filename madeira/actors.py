@@ -30,5 +30,6 @@ dramatiq.set_broker(broker)
 
 import actors.dead_letter  # noqa: E402
 import actors.deliver  # noqa: E402
+import actors.jobs  # noqa: E402
 import actors.reconcile  # noqa: E402
 import actors.route  # noqa: E402, F401

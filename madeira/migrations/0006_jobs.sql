@@ -21,7 +21,7 @@ CREATE TABLE job (
     -- Why some were skipped: reason -> how many.
     skips       jsonb NOT NULL DEFAULT '{}',
     -- When the next one may go, by the rate.
-    next_at     timestamptz NOT NULL DEFAULT '-infinity',
+    next_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Pages in a row that failed, and why the last one did.
     stumbles    integer NOT NULL DEFAULT 0,
     error       text,
@@ -47,7 +47,7 @@ CREATE TABLE job_part (
     PRIMARY KEY (job_id, kind, endpoint)
 );
 
--- What a job has begun and what has not ended yet; a hundred rows for a job at most.
+-- What a job has begun and what has not ended yet: sent again, or asked to end while it was called.
 CREATE TABLE job_begun (
     job_id      bigint NOT NULL REFERENCES job (id) ON DELETE CASCADE,
     delivery_id bigint NOT NULL,

@@ -160,10 +160,11 @@ def _adopt_actors(broker: MadeiraBroker) -> None:
     dramatiq.set_broker(broker)
     from actors.dead_letter import dead_letter
     from actors.deliver import deliver
+    from actors.jobs import jobs
     from actors.reconcile import reconcile
     from actors.route import route
 
-    actors: Sequence[dramatiq.Actor[..., Any]] = (route, deliver, dead_letter, reconcile)
+    actors: Sequence[dramatiq.Actor[..., Any]] = (route, deliver, dead_letter, reconcile, jobs)
     for actor in actors:
         actor.broker = broker
         broker.declare_actor(actor)
