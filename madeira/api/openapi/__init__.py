@@ -10,6 +10,7 @@ from typing import Any
 import falcon
 
 import madeira
+from madeira.api.openapi.jobs import SCHEMAS as JOBS_SCHEMAS
 from madeira.api.openapi.objects import SCHEMAS as OBJECTS_SCHEMAS
 from madeira.api.openapi.operations import OPERATIONS
 from madeira.api.openapi.parts import PARAMETERS, SECURITY, Operation
@@ -42,7 +43,11 @@ def document() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "tags": [{"name": tag} for tag in dict.fromkeys(o.tag for o in OPERATIONS)],
         "paths": paths,
-        "components": {"schemas": SCHEMAS | OBJECTS_SCHEMAS, "parameters": PARAMETERS, "securitySchemes": SECURITY},
+        "components": {
+            "schemas": SCHEMAS | JOBS_SCHEMAS | OBJECTS_SCHEMAS,
+            "parameters": PARAMETERS,
+            "securitySchemes": SECURITY,
+        },
     }
 
 

@@ -4,6 +4,7 @@ from typing import Final
 
 from madeira.api.openapi import parts
 from madeira.api.openapi.events import EVENTS
+from madeira.api.openapi.jobs import JOBS
 from madeira.api.openapi.objects import OBJECTS
 from madeira.api.openapi.parts import LOOKED_UP, Operation, in_query, json_body, ref, shared, text
 
@@ -128,4 +129,4 @@ _MACHINES: Final = (
     ),
 )
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*EVENTS, *OBJECTS, _DRY_RUN, *_TOKENS, *_RECORDS, *_MACHINES)
+OPERATIONS: Final[tuple[Operation, ...]] = (*EVENTS, *JOBS, *OBJECTS, _DRY_RUN, *_TOKENS, *_RECORDS, *_MACHINES)
