@@ -121,9 +121,9 @@ def test_what_a_dead_process_began_and_did_not_queue_is_queued_by_the_next(proce
 
 
 def test_only_one_process_goes_on_with_jobs_until_its_lease_has_run_out(make: Make) -> None:
+    process = make()
     from actors import jobs
 
-    process = make()
     process.tools.database.open()
     [ref] = dead(process, 1)
     job = made(process)
@@ -137,9 +137,9 @@ def test_only_one_process_goes_on_with_jobs_until_its_lease_has_run_out(make: Ma
 
 
 def test_a_turn_ends_when_its_process_is_to_stop(make: Make) -> None:
+    process = make()
     from actors import jobs
 
-    process = make()
     process.tools.database.open()
     dead(process, 1)
     job = made(process)
