@@ -2,7 +2,8 @@
 
 One process at a time does so, by a lease row, in one thread however many jobs there are. What it does is decided and kept by
 `madeira.store.job_steps`; this only calls it, tells the broker, and waits in between. It is woken when a job is made or let go,
-sends itself on while there is something to do, and looks every minute by itself: so a job goes on whose process was killed.
+and sends itself on while there is something to do. It looks every minute by itself, and reconcile wakes it where nobody goes on: so
+does a job whose process was killed.
 """
 
 import time
@@ -24,9 +25,6 @@ from madeira.store.database import Database
 from madeira.store.job_steps import Step
 
 log = get(__name__)
-
-#: Name of the lease row.
-LEASE: Final = "jobs"
 
 #: Seconds until another may take over from a process that is gone.
 LEASE_S: Final = 15.0
@@ -83,7 +81,7 @@ class Turn:
             self._work()
         finally:
             with self._database.connection() as conn:
-                leases.release(conn, LEASE, self._holder)
+                leases.release(conn, store.LEASE, self._holder)
         # Asked once more after the lease is free: whoever was woken meanwhile has found it taken.
         with self._database.connection() as conn:
             return bool(store.runnable(conn))
@@ -108,7 +106,7 @@ class Turn:
         if time.monotonic() < self._renew_at:
             return True
         with self._database.connection() as conn:
-            is_ours = leases.take(conn, LEASE, self._holder, LEASE_S)
+            is_ours = leases.take(conn, store.LEASE, self._holder, LEASE_S)
         self._renew_at = time.monotonic() + _RENEW_S
         return is_ours
 

@@ -66,6 +66,16 @@ _RUNNABLE: Final = """
     ORDER BY id
 """
 
+#: Whether there is something to do, and nobody who does it.
+_IS_STRANDED: Final = """
+    SELECT EXISTS (SELECT FROM job WHERE finished_at IS NULL
+                   AND (state <> 'paused' OR EXISTS (SELECT FROM job_begun b WHERE b.job_id = job.id)))
+           AND NOT EXISTS (SELECT FROM lease WHERE name = %(lease)s AND until > clock_timestamp())
+"""
+
+#: Name of the lease row of the process that goes on with jobs.
+LEASE: Final = "jobs"
+
 #: What a person may do to a job: the states from which, and the one that follows.
 STEERS: Final[dict[str, tuple[frozenset[JobState], JobState]]] = {
     "pause": (frozenset({JobState.RUNNING}), JobState.PAUSED),
@@ -210,6 +220,11 @@ def counts(conn: psycopg.Connection[Any], job_id: int) -> dict[str, Any]:
 def runnable(conn: psycopg.Connection[Any]) -> list[int]:
     """The jobs for which there is something to do, the oldest first."""
     return [row[0] for row in conn.execute(_RUNNABLE)]
+
+
+def is_stranded(conn: psycopg.Connection[Any]) -> bool:
+    """Whether there is something to do, and no process that does it (any more)."""
+    return bool(conn.execute(_IS_STRANDED, {"lease": LEASE}).fetchone() == (True,))
 
 
 def _one(conn: psycopg.Connection[Any], statement: str, params: dict[str, Any]) -> dict[str, Any] | None:

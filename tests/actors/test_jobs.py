@@ -127,13 +127,13 @@ def test_only_one_process_goes_on_with_jobs_until_its_lease_has_run_out(make: Ma
     process.tools.database.open()
     [ref] = dead(process, 1)
     job = made(process)
-    assert leases.take(process.conn, jobs.LEASE, "another", 60)
+    assert leases.take(process.conn, store.LEASE, "another", 60)
     assert not jobs.Turn(process.queues, process.tools.database).run()
     assert shown(process, job)["begun"] == 0
-    process.conn.execute("UPDATE lease SET until = now() - interval '1 s' WHERE name = %s", (jobs.LEASE,))
+    process.conn.execute("UPDATE lease SET until = now() - interval '1 s' WHERE name = %s", (store.LEASE,))
     assert jobs.Turn(process.queues, process.tools.database, turn_s=0.1).run(), "there is something left to do"
     assert process.place(ref).kind == "waiting"
-    assert leases.take(process.conn, jobs.LEASE, "another", 60), "the lease is free again"
+    assert leases.take(process.conn, store.LEASE, "another", 60), "the lease is free again"
 
 
 def test_a_turn_ends_when_its_process_is_to_stop(make: Make) -> None:
@@ -240,3 +240,25 @@ def test_ticks_and_wakes_beside_a_running_turn_do_nothing(process: InProcess, re
     wait_until(lambda: process.queues.sizes([JOBS])[JOBS] == (0, 0, 0, 0), what="an empty queue of jobs")
     assert receiver.count() == 20
     assert process.queues.sizes([DELIVER])[DELIVER].rejected == 0
+
+
+def test_reconcile_wakes_whoever_goes_on_with_jobs_where_nobody_does(make: Make) -> None:
+    """Not while somebody has the lease, and not for a job that a person holds."""
+    process = make()
+    from actors import reconcile
+
+    process.tools.database.open()
+    dead(process, 1)
+    job = made(process, wake=False)
+    assert leases.take(process.conn, store.LEASE, "another", 60)
+
+    def woken() -> int:
+        reconcile.run(process.queues, process.tools.database, period_s=60, force=True)
+        return process.queues.sizes([JOBS])[JOBS].ready
+
+    assert woken() == 0
+    leases.release(process.conn, store.LEASE, "another")
+    assert woken() == 1
+    process.queues.flush(JOBS)
+    store.steer(process.conn, job, "pause", "the test", "wait")
+    assert woken() == 0
