@@ -11,7 +11,7 @@ import pytest
 from madeira.errors import AlreadyThere, IllegalTransition
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import audit, cancelling, events, job_steps, jobs
+from madeira.store import audit, cancelling, events, job_steps, job_work, jobs
 from madeira.store.database import Database
 from madeira.store.job_steps import Step, step
 from madeira.store.jobs import NewJob
@@ -125,7 +125,7 @@ def test_what_a_replay_begins_is_in_its_line_with_a_fresh_budget_and_says_by_whi
 
 
 def test_a_replay_begins_no_more_than_its_window(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_steps, "WINDOW", 3)
+    monkeypatch.setattr(job_work, "WINDOW", 3)
     refs = dead(conn, 5)
     job = made(conn, UNORDERED)
     assert steps(conn, job) == refs[:3]
@@ -136,7 +136,7 @@ def test_a_replay_begins_no_more_than_its_window(conn: Connection, monkeypatch: 
 
 
 def test_an_endpoint_that_takes_nothing_leaves_room_for_the_others(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_steps, "WINDOW", 4)
+    monkeypatch.setattr(job_work, "WINDOW", 4)
     stuck, fine = dead(conn, 6, "stuck"), dead(conn, 6, "fine")
     job = made(conn, UNORDERED)
 
