@@ -28,10 +28,10 @@ CREATE TABLE job (
     -- What died, or was accepted, later than this is none of the job's.
     created_at  timestamptz NOT NULL,
     updated_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- When it is paused, cancelled, ... it may have begun what has not ended; it is finished once that has ended too.
+    -- One that is cancelled or has failed may have begun what has not ended: it is finished once that has ended too.
     finished_at timestamptz,
     CONSTRAINT job_finished_when_it_is CHECK (
-        (state NOT IN ('running', 'paused') OR finished_at IS NULL) AND (state NOT IN ('done', 'failed') OR finished_at IS NOT NULL))
+        (state NOT IN ('running', 'paused') OR finished_at IS NULL) AND (state <> 'done' OR finished_at IS NOT NULL))
 );
 CREATE INDEX job_unfinished ON job (id) WHERE finished_at IS NULL;
 

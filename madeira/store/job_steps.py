@@ -56,7 +56,7 @@ _TALLY: Final = """
         next_at = CASE WHEN %(gone)s = 0 OR rate IS NULL THEN next_at
                        ELSE CASE WHEN next_at < clock_timestamp() - interval '1 s' THEN clock_timestamp() ELSE next_at END
                             + %(gone)s / rate * interval '1 s' END,
-        stumbles = 0, updated_at = clock_timestamp()
+        stumbles = 0, error = CASE WHEN state = 'failed' THEN error END, updated_at = clock_timestamp()
     WHERE id = %(id)s
 """
 
@@ -66,7 +66,7 @@ _SKIPS: Final = "SELECT skips FROM job WHERE id = %(id)s"
 #: End a job. What it never met was done by somebody else before its turn.
 _FINISH: Final = """
     UPDATE job
-    SET state = %(state)s, finished_at = clock_timestamp(), updated_at = clock_timestamp(), error = %(error)s,
+    SET state = %(state)s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
         skipped = skipped + l.missed,
         skips = CASE WHEN l.missed = 0 THEN skips ELSE
                 jsonb_set(skips, '{no_longer}', to_jsonb(coalesce((skips->>'no_longer')::bigint, 0) + l.missed)) END
@@ -85,8 +85,11 @@ _PENDING: Final = """
 _STUMBLE: Final = """
     UPDATE job SET stumbles = stumbles + 1, error = %(error)s, updated_at = clock_timestamp()
     WHERE id = %(id)s AND finished_at IS NULL
-    RETURNING stumbles
+    RETURNING stumbles, state
 """
+
+#: Give a job up; what it has begun is still counted.
+_FAIL: Final = "UPDATE job SET state = 'failed', stumbles = 0 WHERE id = %(id)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +142,19 @@ def pending(conn: psycopg.Connection[Any], job_id: int) -> list[DeliveryRef]:
 
 
 def stumble(conn: psycopg.Connection[Any], job_id: int, error: str) -> bool:
-    """Note that a step failed; True when that was once too often, and the job has failed by it."""
+    """Note that a step failed; once too often, and the job has failed. True when it needs no further step."""
     with conn.transaction():
         row = conn.execute(_STUMBLE, {"id": job_id, "error": error}).fetchone()
         if row is None:
             return True
-        if row[0] < MAX_STUMBLES:
+        stumbles, state = row
+        if stumbles < MAX_STUMBLES:
             return False
-        _finish(conn, job_id, JobState.FAILED, error)
+        if state != JobState.FAILED:
+            conn.execute(_FAIL, {"id": job_id})
+            return False
+        # Not even what it began can be counted.
+        _finish(conn, job_id, JobState.FAILED)
         return True
 
 
@@ -154,8 +162,9 @@ def _locked(conn: psycopg.Connection[Any], job_id: int) -> Job | None:
     row = conn.execute(_LOCK, {"id": job_id}).fetchone()
     if row is None:
         return None
-    job = Job(*row)
-    return replace(job, selection=from_document(job.selection), state=JobState(job.state))
+    job = replace(Job(*row), state=JobState(row[7]))
+    # One that begins nothing more must not fail by what it was about.
+    return replace(job, selection=from_document(row[2])) if job.state is JobState.RUNNING else job
 
 
 def _collect(conn: psycopg.Connection[Any], job: Job, did: Done) -> None:
@@ -189,9 +198,9 @@ def _finish_if_over(conn: psycopg.Connection[Any], job: Job) -> bool:
     return True
 
 
-def _finish(conn: psycopg.Connection[Any], job_id: int, state: JobState, error: str | None = None) -> None:
-    conn.execute(_FINISH, {"id": job_id, "state": state, "error": error})
-    detail = {"state": state} | jobs.counts(conn, job_id) | ({"error": error} if error else {})
+def _finish(conn: psycopg.Connection[Any], job_id: int, state: JobState) -> None:
+    conn.execute(_FINISH, {"id": job_id, "state": state})
     job = jobs.find(conn, job_id)
     assert job is not None
+    detail = {"state": state} | jobs.counts(conn, job_id) | ({"error": job["error"]} if job["error"] else {})
     audit.record(conn, _BY, "end", f"job {job_id}", job["reason"], detail)

@@ -188,6 +188,24 @@ def _lock(
     return {row[0]: _Event(*row) for row in events}, [_Delivery(*row) for row in conn.execute(_LOCK_DELIVERIES, params)]
 
 
+def _ready(
+    rows: Sequence[Row], deliveries: Sequence[_Delivery], events: dict[int, _Event], did: Done, *, needs_payload: bool
+) -> list[_Delivery]:
+    """Which of some dead deliveries are so still; of the others it is noted why they are passed over."""
+    why = {d.id: _why_not(d, events[d.seq], needs_payload=needs_payload) for d in deliveries}
+    # What is not there any more was taken back by a reroute, or removed.
+    did.skips += Counter(reason for row in rows if (reason := why.get(row.delivery_id or 0, "no_longer")) is not None)
+    return [d for d in deliveries if why[d.id] is None]
+
+
+def _why_not(delivery: _Delivery, event: _Event, *, needs_payload: bool) -> str | None:
+    if not delivery.is_meant:
+        return "no_longer"
+    if event.status == EventStatus.PENDING:
+        return "not_routed"
+    return "erased" if needs_payload and event.is_erased else None
+
+
 # -- replay -------------------------------------------------------------------------------------------------------
 
 
@@ -199,8 +217,7 @@ def replay(conn: psycopg.Connection[Any], job: Job, begun: dict[str, int], did: 
     if not rows:
         return
     events, deliveries = _lock(conn, job, rows)
-    ready = [d for d in deliveries if d.is_meant and not events[d.seq].is_erased and events[d.seq].status != EventStatus.PENDING]
-    did.skips += +Counter({"no_longer": len(rows) - len(ready)})
+    ready = _ready(rows, deliveries, events, did, needs_payload=True)
     conn.execute(REPLAY, {"ids": numbers(d.id for d in ready), "job_id": job.id})
     conn.execute(RECOUNT, {"seqs": numbers({d.seq for d in ready})})
     _begin(conn, job, ready)
@@ -281,8 +298,7 @@ def _cancel_unfinished(conn: psycopg.Connection[Any], job: Job, rows: Sequence[R
 
 def _cancel_dead(conn: psycopg.Connection[Any], job: Job, rows: Sequence[Row], begun: dict[str, int], did: Done) -> None:
     events, deliveries = _lock(conn, job, rows)
-    ready = [d for d in deliveries if d.is_meant and events[d.seq].status != EventStatus.PENDING]
-    did.skips += +Counter({"no_longer": len(rows) - len(ready)})
+    ready = _ready(rows, deliveries, events, did, needs_payload=False)
     conn.execute(_CANCEL_DEAD, {"ids": numbers(d.id for d in ready), "job_id": job.id})
     conn.execute(RECOUNT, {"seqs": numbers({d.seq for d in ready})})
     did.done += len(ready)

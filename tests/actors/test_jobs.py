@@ -231,6 +231,17 @@ def test_replays_of_an_ordering_key_go_in_its_order(make: Make, receiver: Receiv
     assert seqs(process, receiver.calls) == [ref.seq for ref in refs]
 
 
+def test_of_an_ordering_key_only_the_first_that_was_begun_is_queued(make: Make) -> None:
+    process = make({"ordering": "endpoint"})
+    from actors import jobs
+
+    process.tools.database.open()
+    refs = dead(process, 3, ordering_key="k")
+    job = made(process, ordered=False, wake=False)
+    jobs.Turn(process.queues, process.tools.database, is_stopping=lambda: shown(process, job)["begun"] == 3).run()
+    assert [process.place(ref).kind for ref in refs] == ["waiting", "nowhere", "nowhere"]
+
+
 def test_ticks_and_wakes_beside_a_running_turn_do_nothing(process: InProcess, receiver: Receiver) -> None:
     dead(process, 20)
     job = made(process)

@@ -191,6 +191,21 @@ def test_a_replay_passes_over_what_cannot_be_sent_and_says_why(conn: Connection)
     assert shown(conn, job)["skips"] == {"born_dead": 1, "erased": 1}
 
 
+@pytest.mark.parametrize("job", [REPLAY, replace(CANCEL, among="dead")], ids=["replay", "cancel"])
+def test_what_is_dead_of_an_event_that_is_being_routed_again_is_left_alone(conn: Connection, job: NewJob) -> None:
+    """Its state is for its routing to say."""
+    seq = making.accept(conn)
+    born = PlannedDelivery("b", "b", failure_class=FailureClass.TEMPLATE, last_error="template: no")
+    [ref] = events.route(conn, [(seq, [PlannedDelivery("a", "a"), born])])[0].refs
+    kill(conn, ref)
+    steps(conn, made(conn, REROUTE))
+    assert making.event(conn, seq)["status"] == "pending"
+    job_id = made(conn, job)
+    assert steps(conn, job_id) == []
+    assert shown(conn, job_id)["skips"] == {"not_routed": 1}
+    assert making.delivery(conn, ref.delivery_id)["status"] == "dead"
+
+
 def test_many_that_cannot_be_sent_do_not_hold_an_ordered_replay_up(conn: Connection) -> None:
     for _ in range(60):
         born_dead(conn)
@@ -398,12 +413,37 @@ def test_the_record_of_a_jobs_end_says_what_came_of_it(conn: Connection) -> None
 def test_a_job_whose_pages_fail_again_and_again_fails_and_says_why(conn: Connection) -> None:
     dead(conn)
     job = made(conn, REPLAY)
-    answers = [job_steps.stumble(conn, job, "ValueError: no") for _ in range(job_steps.MAX_STUMBLES)]
-    assert answers == [False] * (job_steps.MAX_STUMBLES - 1) + [True]
+    for _ in range(job_steps.MAX_STUMBLES):
+        assert shown(conn, job)["state"] == "running"
+        assert not job_steps.stumble(conn, job, "ValueError: no")
+    assert step(conn, job).is_over
     found = shown(conn, job)
     assert (found["state"], found["error"]) == ("failed", "ValueError: no")
-    assert step(conn, job).is_over
     assert records(conn, job) == [("admin", "replay"), ("madeira", "end")]
+    with pytest.raises(IllegalTransition, match="failed already"):
+        jobs.steer(conn, job, "resume", "admin", None)
+
+
+def test_a_job_that_fails_still_counts_what_it_has_begun(conn: Connection) -> None:
+    [ref, _] = dead(conn, 2)
+    job = made(conn, REPLAY)
+    step(conn, job)
+    for _ in range(job_steps.MAX_STUMBLES):
+        job_steps.stumble(conn, job, "ValueError: no")
+    assert steps(conn, job) == []
+    assert shown(conn, job)["finished_at"] is None
+    succeed(conn, ref)
+    assert step(conn, job).is_over
+    assert numbers(conn, job) == (2, 1, 0, 0, 0, 1)
+    assert shown(conn, job)["error"] == "ValueError: no"
+
+
+def test_a_job_of_which_not_even_the_beginnings_can_be_counted_ends_all_the_same(conn: Connection) -> None:
+    dead(conn)
+    job = made(conn, REPLAY)
+    answers = [job_steps.stumble(conn, job, "ValueError: no") for _ in range(2 * job_steps.MAX_STUMBLES)]
+    assert answers == [False] * (2 * job_steps.MAX_STUMBLES - 1) + [True]
+    assert step(conn, job).is_over
 
 
 def test_a_page_that_succeeds_makes_up_for_those_that_failed(conn: Connection) -> None:
@@ -414,7 +454,7 @@ def test_a_page_that_succeeds_makes_up_for_those_that_failed(conn: Connection) -
             assert not job_steps.stumble(conn, job, "once")
         [ref] = step(conn, job).begun
         succeed(conn, ref)
-    assert shown(conn, job)["state"] == "running"
+    assert (shown(conn, job)["state"], shown(conn, job)["error"]) == ("running", None)
 
 
 # -- cancel and reroute -------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "type": "object",
             "additionalProperties": {"type": "integer"},
             "description": "Why they were skipped: `no_longer` (somebody else was first), `born_dead` (never had a body or an "
-            "address: reroute), `erased`, or what became of them.",
+            "address: reroute), `erased`, `not_routed` (waits for its routing), or what became of them.",
         },
         begun=whole("On their way: neither done, failed nor skipped yet."),
         left=whole("What it has not come to yet."),
