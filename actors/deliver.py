@@ -18,8 +18,9 @@ from madeira import metrics, retry
 from madeira.broker.hands import Hand
 from madeira.broker.queues import DELIVER, ensure_dead_letter, ensure_delivery
 from madeira.broker.tools import Tools, current
+from madeira.delivery import exchange
 from madeira.delivery import request as requests
-from madeira.delivery.answer import CallFailed
+from madeira.delivery.answer import Answer, CallFailed
 from madeira.delivery.verdict import judge
 from madeira.errors import BrokerUnavailable, StoreUnavailable
 from madeira.lanes import is_slow, patience_s, verdict
@@ -125,11 +126,18 @@ def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
 def _call(tools: Tools, claim: Claimed, endpoint: Endpoint) -> Attempt:
     try:
         request = requests.build(claim, endpoint, now=datetime.now(UTC))
-        return judge(tools.caller.call(request, deadline_s=endpoint.timeout), endpoint)
     except requests.NotSent as refusal:
         return refusal.attempt
+    result: Answer | CallFailed
+    try:
+        result = tools.caller.call(request, deadline_s=endpoint.timeout)
     except CallFailed as failed:
-        return judge(failed, endpoint)
+        result = failed
+    attempt = judge(result, endpoint)
+    if attempt.outcome is Outcome.SUCCEEDED:
+        return attempt
+    answer = result if isinstance(result, Answer) else None
+    return replace(attempt, exchange=exchange.kept(request, answer, endpoint))
 
 
 def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint) -> Settled:

@@ -162,6 +162,8 @@ class Attempt:
     sha256: bytes | None = None
     #: Seconds that the receiver asked us to wait (``Retry-After``).
     retry_after_s: float | None = None
+    #: Of a call that failed: the JSON text that `madeira.delivery.exchange` makes of request and answer.
+    exchange: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,13 @@ def jsonable(value: Any) -> Any:
 def envelope(found: dict[str, Any]) -> bytes:
     """The JSON of an event as the store found it, with payload and parameters as the very text that was received."""
     rest = {k: v for k, v in found.items() if k not in ("payload", "parameters")}
-    for attempt in (a for d in rest["deliveries"] for a in d["attempts"]):
-        attempt["sha256"] = attempt["sha256"].hex() if attempt["sha256"] else None
+    for delivery in rest["deliveries"]:
+        show_digests(delivery["attempts"])
     head = json.dumps(rest, default=jsonable)
     return f'{head[:-1]}, "parameters": {found["parameters"] or "null"}, "payload": {found["payload"]}}}'.encode()
+
+
+def show_digests(attempts: list[dict[str, Any]]) -> None:
+    """Make the digests of attempts what people read: hexadecimal."""
+    for attempt in attempts:
+        attempt["sha256"] = attempt["sha256"].hex() if attempt["sha256"] else None

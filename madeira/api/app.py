@@ -22,6 +22,7 @@ from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.admin.trial import TestCall
 from madeira.api.auth import Authenticator
 from madeira.api.batch import Batch
+from madeira.api.dead_letters import DeadLetter, DeadLetters, Groups
 from madeira.api.enqueue import Enqueue
 from madeira.api.events import Events
 from madeira.api.intake import Intake, Outcomes
@@ -117,6 +118,9 @@ def create(
     api.add_route("/v1/events/{event_id}/replay", Replay(**acting))
     api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))
     api.add_route("/v1/events/{event_id}/erase", Erase(**acting))
+    api.add_route("/v1/dead-letters", DeadLetters(auth=auth, database=database))
+    api.add_route("/v1/dead-letters/groups", Groups(auth=auth, database=database))
+    api.add_route("/v1/dead-letters/{delivery_id}", DeadLetter(auth=auth, database=database))
     api.add_route("/v1/endpoints/{name}/cancel", CancelEndpoint(**acting))
     for action in ACTIONS:
         api.add_route(f"/v1/endpoints/{{name}}/{action}", Hold(**acting, action=action))

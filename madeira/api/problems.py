@@ -36,6 +36,7 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "not-found": (404, "There is nothing under this address."),
     "unknown-event": (404, "There is no such event of this source."),
     "unknown-delivery": (404, "The event does not go to this endpoint."),
+    "unknown-dead-letter": (404, "There is no such delivery, or it is not dead (any more)."),
     "unknown-source": (404, "There is no such source."),
     "unknown-endpoint": (404, "There is no such endpoint."),
     "unknown-route": (404, "There is no such route."),

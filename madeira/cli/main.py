@@ -12,6 +12,7 @@ import redis
 from madeira import __version__
 from madeira.cli.apply import apply, export
 from madeira.cli.cancel import cancel
+from madeira.cli.dead import dead
 from madeira.cli.doctor import doctor
 from madeira.cli.dry_run import dry_run
 from madeira.cli.endpoints import endpoints
@@ -86,6 +87,7 @@ for command in (
     listen,
     events,
     trace,
+    dead,
     replay,
     reroute,
     cancel,

@@ -17,3 +17,8 @@ WHERE d.died_at IS NOT NULL;
 CREATE INDEX delivery_died ON delivery (died_at, id) INCLUDE (endpoint, last_error_code) WHERE died_at IS NOT NULL;
 CREATE INDEX delivery_died_of ON delivery (endpoint, died_at, id) WHERE died_at IS NOT NULL;
 DROP INDEX delivery_dead;
+
+
+-- Of an attempt that failed: the request as it was made (credentials and signatures hidden, the body by its length and digest),
+-- and the headers of what came back, bounded. JSON that is never looked into here, so it is not taken apart either.
+ALTER TABLE delivery_log ADD COLUMN exchange json;

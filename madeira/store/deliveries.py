@@ -129,9 +129,10 @@ _SETTLE: Final = one_line(
                     %(outcome)s::text[], %(error_code)s::text[], %(reason)s::text[], %(excerpt)s::bytea[],
                     %(length)s::integer[], %(sha256)s::bytea[], %(worker)s::text[], %(decision)s::text[],
                     %(delay_s)s::float8[], %(counts)s::boolean[], %(failure_class)s::text[], %(last_error)s::text[],
-                    %(stays)s::boolean[])
+                    %(stays)s::boolean[], %(exchange)s::text[])
              AS v (id, seq, token, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, excerpt,
-                   length, sha256, worker, decision, delay_s, counts, failure_class, last_error, stays)),
+                   length, sha256, worker, decision, delay_s, counts, failure_class, last_error, stays,
+                   exchange)),
     locked AS MATERIALIZED (
         SELECT seq FROM event WHERE seq = ANY(%(seq)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE),
     moved AS (
@@ -158,9 +159,9 @@ _SETTLE: Final = one_line(
         RETURNING d.event_seq, d.status, d.retries, d.next_attempt_at, d.ordering_key IS NOT NULL AS ordered, v.*),
     logged AS (
         INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
-                                  error_code, reason, settled_as, excerpt, length, sha256, worker)
+                                  error_code, reason, settled_as, excerpt, length, sha256, worker, exchange)
         SELECT id, attempt, token, started_at, duration_s, url, status_code, outcome,
-               error_code, reason, status, excerpt, length, sha256, worker
+               error_code, reason, status, excerpt, length, sha256, worker, exchange::json
         FROM moved),
     {COUNTED}
     SELECT event_seq, id, token::text, status,
@@ -188,17 +189,18 @@ _SETTLED_BEFORE: Final = """
 #: Note verdicts that came too late; they change nothing. Of an erased event without what the receiver answered.
 _LATE: Final = """
     INSERT INTO delivery_log (delivery_id, attempt, token, started_at, duration_s, url, status_code, outcome,
-                              error_code, reason, excerpt, length, sha256, worker)
+                              error_code, reason, excerpt, length, sha256, worker, exchange)
     SELECT v.id, v.attempt, v.token, v.started_at, v.duration_s, CASE WHEN e.erased_at IS NULL THEN v.url END,
            v.status_code, 'late', v.error_code, concat_ws(': ', 'came after the claim was gone, as ' || v.outcome, v.reason),
            CASE WHEN e.erased_at IS NULL THEN v.excerpt END, v.length,
-           CASE WHEN e.erased_at IS NULL THEN v.sha256 END, v.worker
+           CASE WHEN e.erased_at IS NULL THEN v.sha256 END, v.worker,
+           CASE WHEN e.erased_at IS NULL THEN v.exchange END::json
     FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(attempt)s::integer[], %(started_at)s::timestamptz[],
                 %(duration_s)s::float8[], %(url)s::text[], %(status_code)s::integer[], %(outcome)s::text[],
                 %(error_code)s::text[], %(reason)s::text[], %(excerpt)s::bytea[], %(length)s::integer[],
-                %(sha256)s::bytea[], %(worker)s::text[])
+                %(sha256)s::bytea[], %(worker)s::text[], %(exchange)s::text[])
          AS v (id, token, attempt, started_at, duration_s, url, status_code, outcome, error_code, reason, excerpt,
-               length, sha256, worker)
+               length, sha256, worker, exchange)
     JOIN delivery d ON d.id = v.id
     JOIN event e ON e.seq = d.event_seq
     ON CONFLICT DO NOTHING
@@ -434,6 +436,7 @@ def _verdict_columns(requests: Sequence[SettleRequest]) -> dict[str, Any]:
         "excerpt": binaries(a.excerpt for a in attempts),
         "length": numbers(a.length for a in attempts),
         "sha256": binaries(a.sha256 for a in attempts),
+        "exchange": texts(a.exchange for a in attempts),
         "decision": texts(d.status for d in decisions),
         "delay_s": numbers(d.delay_s for d in decisions),
         "counts": numbers(d.counts for d in decisions),

@@ -1,8 +1,8 @@
 """Erasing what an event holds of its subject, on request, without losing that it was there and what became of it.
 
-Gone are the payload, the parameters, the bodies and ordering keys that were made of them, what receivers answered, and of all
-addresses what comes behind the host, since it may hold what payload or parameters held. What stays: ids, type, times, states,
-counts, the errors in words, and the digest of the body, by which the same post is still told a duplicate.
+Gone are the payload, the parameters, the bodies, headers and ordering keys that were made of them, what receivers answered, and
+of all addresses what comes behind the host, since it may hold what payload or parameters held. What stays: ids, type, times,
+states, counts, the errors in words, and the digest of the body, by which the same post is still told a duplicate.
 
 This is the one exception to the rule that nothing is ever changed in ``delivery_log``.
 """
@@ -39,7 +39,7 @@ _ERASE_DELIVERIES: Final = """
 #: Erase what receivers answered, and where exactly they were called.
 _ERASE_LOG: Final = """
     UPDATE delivery_log
-    SET excerpt = NULL, sha256 = NULL, url = substring(url FROM '^[a-zA-Z]+://[^/?#]*')
+    SET excerpt = NULL, sha256 = NULL, exchange = NULL, url = substring(url FROM '^[a-zA-Z]+://[^/?#]*')
     WHERE delivery_id IN (SELECT id FROM delivery WHERE event_seq = %(seq)s)
 """
 

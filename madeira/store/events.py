@@ -84,7 +84,7 @@ _DELIVERIES: Final = """
 #: The attempts of the deliveries of some events, in the order of time.
 _ATTEMPTS: Final = """
     SELECT l.delivery_id, l.attempt, l.started_at, l.duration_s, l.url, l.status_code, l.outcome, l.error_code,
-           l.reason, l.settled_as, l.excerpt, l.length, l.sha256, l.worker, l.recorded_at
+           l.reason, l.settled_as, l.excerpt, l.length, l.sha256, l.worker, l.exchange, l.recorded_at
     FROM delivery_log l JOIN delivery d ON d.id = l.delivery_id
     WHERE d.event_seq = ANY(%(seqs)s::bigint[])
     ORDER BY l.started_at, l.id

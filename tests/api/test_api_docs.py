@@ -106,7 +106,7 @@ def test_every_example_runs(prepared: Api, tmp_path: Path) -> None:
 def blocks() -> Iterator[str]:
     """The page's examples."""
     found = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == 15
+    assert len(found) == 17
     yield from found
 
 

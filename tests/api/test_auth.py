@@ -23,6 +23,7 @@ ACCESS: Mapping[str, tuple[str | None, bool]] = {
     "rerouteEvent": ("operator", False),
     "eraseEvent": ("admin", False),
     "cancelEndpoint": ("operator", False),
+    **{f"{verb}DeadLetter{s}": ("viewer", False) for verb, s in (("list", "s"), ("group", "s"), ("show", ""))},
     **{f"list{kind}s": ("viewer", False) for kind in ("Source", "Endpoint", "Route")},
     **{f"show{kind}": ("viewer", False) for kind in ("Source", "Endpoint", "Route")},
     **{f"create{kind}": ("admin", False) for kind in ("Source", "Endpoint", "Route")},
@@ -103,7 +104,7 @@ def test_the_table_of_this_test_has_every_operation() -> None:
 def test_each_operation_lets_in_whom_it_should_and_nobody_else(shared_api: Api, operation: str) -> None:
     """By the status: 401 for strangers, 403 for too low a role; whoever is refused leaves no row in the audit."""
     method, path, described = OPERATIONS[operation]
-    path = path.replace("{name}", "nothing-here").replace("{event_id}", "nothing-here")
+    path = path.replace("{name}", "nothing-here").replace("{event_id}", "nothing-here").replace("{delivery_id}", "0")
     found = {}
     for who in WHO:
         headers = headers_of(shared_api, who)

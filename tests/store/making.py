@@ -81,6 +81,16 @@ def settled(conn: Connection, held: Claimed, decision: Decision = SUCCESS, outco
     return settle(conn, [verdict(held, decision, outcome)])[0]
 
 
+def died(conn: Connection, event_id: str, endpoint: str, code: str, words: str, **fields: Any) -> int:
+    """A delivery that died of `code` at its first attempt; its id."""
+    [ref] = routed(conn, (endpoint,), event_id=event_id, **fields)
+    held = claimed(conn, ref)
+    failed = attempt(Outcome.PERMANENT, error_code=code)
+    decision = replace(GIVE_UP, last_error=words)
+    settle(conn, [SettleRequest(held.delivery_id, held.seq, held.token, held.attempt, failed, decision, worker="worker:1")])
+    return ref.delivery_id
+
+
 def expire(conn: Connection, delivery_id: int, by_s: float = 1.0) -> None:
     """Let a lease run out `by_s` seconds ago."""
     conn.execute("UPDATE delivery SET lease_until = clock_timestamp() - %s * interval '1 s' WHERE id = %s", (by_s, delivery_id))

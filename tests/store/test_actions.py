@@ -294,7 +294,12 @@ def test_what_is_erased_is_in_no_row_any_more_and_the_same_post_is_still_a_dupli
     [result] = events.route(conn, [(accepted.seq, [PlannedDelivery("a", "a")])])
     conn.execute('UPDATE delivery SET body = \'{"to": "Tschaikowski"}\'')
     request = verdict(claimed(conn, result.refs[0]), GIVE_UP)
-    told = replace(attempt(request.attempt.outcome), excerpt=b"Tschaikowski", url="http://receiver.test:8080/Tschaikowski?x")
+    told = replace(
+        attempt(request.attempt.outcome),
+        excerpt=b"Tschaikowski",
+        url="http://receiver.test:8080/Tschaikowski?x",
+        exchange='{"request": {"headers": [["X-Name", "Tschaikowski"]]}}',
+    )
     deliveries.settle(conn, [replace(request, attempt=told)])
     assert "Tschaikowski" in str(everything(conn))
     done = erase.erase(conn, "shop", ID, "ann", "asked for")

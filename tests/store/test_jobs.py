@@ -490,9 +490,12 @@ def test_a_cancel_ends_what_waits_and_asks_for_the_end_of_what_is_called(conn: C
 
 
 def test_a_cancel_leaves_alone_what_was_accepted_after_it_was_made(conn: Connection) -> None:
+    making.accept(conn)
+    making.routed(conn)
     job = made(conn, CANCEL)
     later, ref = making.accept(conn), making.routed(conn)[0]
     steps(conn, job)
+    assert numbers(conn, job) == (2, 2, 0, 0, 0, 0)
     assert making.event(conn, later)["status"] == "pending"
     assert making.delivery(conn, ref.delivery_id)["status"] == "pending"
 

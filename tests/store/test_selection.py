@@ -11,33 +11,22 @@ from hypothesis import strategies as st
 
 from madeira.errors import SelectionInvalid
 from madeira.records import PlannedDelivery
-from madeira.states import ErrorCode, FailureClass, Outcome
+from madeira.states import ErrorCode, FailureClass
 from madeira.store import events, replay
-from madeira.store.deliveries import SettleRequest, settle
 from madeira.store.selection import MAX_EVENT_IDS, Selection, conditions, from_document
 from tests.store import making
-from tests.store.making import Connection
+from tests.store.making import Connection, died
 
 BASE = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-def dead(conn: Connection, event_id: str, endpoint: str, code: str, words: str, **fields: Any) -> int:
-    """A delivery that died of `code`; its id."""
-    [ref] = making.routed(conn, (endpoint,), event_id=event_id, **fields)
-    held = making.claimed(conn, ref)
-    failed = making.attempt(Outcome.PERMANENT, error_code=code)
-    decision = making.Decision(making.DeliveryStatus.DEAD, counts=True, failure_class=FailureClass.RECEIVER, last_error=words)
-    settle(conn, [SettleRequest(held.delivery_id, held.seq, held.token, held.attempt, failed, decision, "worker:1")])
-    return ref.delivery_id
 
 
 @pytest.fixture
 def cast(conn: Connection) -> Connection:
     """Four dead deliveries a minute apart, and one that waits."""
     ids = [
-        dead(conn, "one", "a", "http_404", "the receiver answered 404"),
-        dead(conn, "two", "b", "http_503", "gave up: the receiver answered 503", event_type="order.paid.twice"),
-        dead(conn, "Three", "a", "dns", "no such host: 100%_sure", source="other", event_type="orders"),
+        died(conn, "one", "a", "http_404", "the receiver answered 404"),
+        died(conn, "two", "b", "http_503", "gave up: the receiver answered 503", event_type="order.paid.twice"),
+        died(conn, "Three", "a", "dns", "No such Host: 100%_sure", source="other", event_type="orders"),
     ]
     plan = [PlannedDelivery("b", "b", (), FailureClass.TEMPLATE, "template: no such field", ErrorCode.TEMPLATE)]
     ids += [ref.delivery_id for ref in events.route(conn, [(making.accept(conn, event_id="four"), plan)])[0].dead]
@@ -70,6 +59,7 @@ def selected(conn: Connection, selection: Selection) -> list[str]:
         (Selection(since=BASE + timedelta(minutes=1)), ["two", "Three", "four", "five"]),
         (Selection(until=BASE + timedelta(minutes=2)), ["one", "two"]),
         (Selection(text="ANSWERED"), ["one", "two"]),
+        (Selection(text="NO such host"), ["Three"]),
         (Selection(text="three"), ["Three"]),
         (Selection(text="%_"), ["Three"]),
         (Selection(event_ids=("four", "two", "none")), ["two", "four"]),
@@ -84,7 +74,7 @@ def test_a_selection_takes_what_matches_all_that_is_given(cast: Connection, sele
 
 def test_the_code_of_the_last_failure_is_kept_until_the_next_verdict(conn: Connection) -> None:
     """Also over a replay, so that it is still told why it died; a success takes it away."""
-    delivery_id = dead(conn, "one", "a", "http_404", "the receiver answered 404")
+    delivery_id = died(conn, "one", "a", "http_404", "the receiver answered 404")
     replay.replay(conn, "shop", "one", "ann", "mended")
     assert making.delivery(conn, delivery_id)["last_error_code"] == "http_404"
     making.settled(conn, making.claimed(conn, making.DeliveryRef(delivery_id, 1, "a")))

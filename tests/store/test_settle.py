@@ -231,12 +231,13 @@ def test_the_attempt_is_logged_in_full(conn: Connection) -> None:
             excerpt=bytes(range(256)),
             length=70_000,
             sha256=b"\x00\xff" * 16,
+            exchange='{"b": "\\"{}\\\\", "a": 1.0}',
         ),
     )
     settle(conn, [request])
     row = conn.execute("""
         SELECT attempt, token::text, started_at, duration_s, url, status_code, outcome, error_code, reason,
-               excerpt, length, sha256, worker
+               excerpt, length, sha256, worker, exchange::text
         FROM delivery_log
     """).fetchone()
     assert row == (
@@ -253,6 +254,7 @@ def test_the_attempt_is_logged_in_full(conn: Connection) -> None:
         70_000,
         b"\x00\xff" * 16,
         "worker:1",
+        '{"b": "\\"{}\\\\", "a": 1.0}',
     )
 
 

@@ -43,6 +43,9 @@ def test_no_secret_leaves(launch: Launch, receiver: Receiver, redis_url: str) ->
 
     shown = [answer(madeira, f"/v1/events/{event_id}?source=test") for event_id in ids]
     shown += [answer(madeira, path) for path in ("/metrics", "/readyz", "/v1/reconcile")]
+    dead = madeira.http.get("/v1/dead-letters", headers={"Authorization": f"Bearer {TOKEN}"}).json()["dead_letters"]
+    assert len(dead) == 4
+    shown += [answer(madeira, f"/v1/dead-letters/{item['id']}") for item in dead]
     shown += [trace(madeira, event_id) for event_id in ids]
     shown += [path.read_text(errors="replace") for path in madeira.folder.glob("*.log")]
     shown += [tables(madeira.database_url), keys(redis_url)]

@@ -91,8 +91,15 @@ _ATTEMPT: Final = obj(
     length=nullable(whole("Bytes of the answer.")),
     sha256=nullable(text()),
     worker=nullable(text()),
+    exchange=nullable(ref("Exchange")),
     recorded_at=moment(),
 )
+
+_HEADERS: Final[Schema] = {
+    "type": "array",
+    "items": {"type": "array", "items": text(), "minItems": 2, "maxItems": 2},
+    "description": "Name and value of each, in their order. Credentials and signatures are `***`.",
+}
 
 _DELIVERY: Final = obj(
     {"waits": ref("Waits")},
@@ -203,6 +210,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Event": _EVENT,
     "Delivery": _DELIVERY,
     "Attempt": _ATTEMPT,
+    "Exchange": obj(
+        request=obj(
+            method=text(),
+            headers=_HEADERS,
+            body_length=whole("Bytes of the body, which is the same on every attempt."),
+            body_sha256=text(),
+        ),
+        answer=nullable(obj(headers=_HEADERS, complete=flag("False when there were more than are kept."))),
+    ),
     "BatchReceipt": obj(
         accepted=whole(),
         duplicates=whole(),
@@ -287,11 +303,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "OutboundRequest": obj(
         method=text(),
         url=text(),
-        headers={
-            "type": "array",
-            "items": {"type": "array", "items": text(), "minItems": 2, "maxItems": 2},
-            "description": "Name and value of each, in their order. Credentials and signatures are `***`.",
-        },
+        headers=_HEADERS,
         body=text(),
     ),
     "DryRun": obj(
