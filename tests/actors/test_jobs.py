@@ -273,3 +273,47 @@ def test_reconcile_wakes_whoever_goes_on_with_jobs_where_nobody_does(make: Make)
     process.queues.flush(JOBS)
     store.steer(process.conn, job, "pause", "the test", "wait")
     assert woken() == 0
+
+
+@pytest.mark.long
+def test_a_thousand_are_cancelled_while_fifty_are_called_and_none_of_them_is_called_afterwards(
+    make: Make, receiver: Receiver
+) -> None:
+    """Redis loses everything meanwhile, and another process goes on: the counts add up all the same."""
+    gate = Gate()
+    for n in range(50):
+        receiver.queue("/a", Answer(status=200 if n % 2 else 503, hold=gate))
+    # A lane gets half of the threads.
+    process = make({"concurrency": 50, "timeout": 60}, threads=104)
+    refs = many(process, 1000)
+    process.queue(*refs)
+    process.start()
+    receiver.wait_for(50)
+    job = made(process, "cancel", among="unfinished")
+    wait_until(lambda: shown(process, job)["left"] == 0, 30, what="the last page")
+    assert [shown(process, job)[name] for name in ("total", "done", "begun")] == [1000, 950, 50]
+    process.redis.flushall()
+    gate.set()
+    found = wait_end(process, job, 60)
+    assert [found[name] for name in ("done", "failed", "skipped")] == [975, 0, 25]
+    assert found["skips"] == {"succeeded": 25}
+    process.stop()
+    another = make()
+    another.queue(*refs)
+    another.start()
+    another.wait_status(another.routed(), "succeeded", 20)
+    wait_until(lambda: another.queues.sizes([DELIVER])[DELIVER][:3] == (0, 0, 0), 30, what="an empty queue")
+    assert receiver.count() == 51
+    statuses = another.conn.execute("SELECT status, count(*) FROM delivery GROUP BY 1 ORDER BY 1").fetchall()
+    assert statuses == [("cancelled", 975), ("succeeded", 26)]
+    assert making.counts_agree(another.conn)
+
+
+def many(process: InProcess, number: int) -> list[DeliveryRef]:
+    """So many deliveries, made in groups as in a batch."""
+    refs = []
+    for _ in range(0, number, 100):
+        accepted = events.insert(process.conn, [making.new_event() for _ in range(100)])
+        plan = [PlannedDelivery("a", "a", ("r",))]
+        refs += [ref for result in events.route(process.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+    return refs
