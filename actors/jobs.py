@@ -2,8 +2,8 @@
 
 One process at a time does so, by a lease row, in one thread however many jobs there are. What it does is decided and kept by
 `madeira.store.job_steps`; this only calls it, tells the broker, and waits in between. It is woken when a job is made or let go,
-and sends itself on while there is something to do. It looks every minute by itself, and reconcile wakes it where nobody goes on: so
-does a job whose process was killed.
+and sends itself on while there is something to do. It looks every minute by itself, and reconcile wakes it where nobody goes on:
+so a job goes on whose process was killed.
 """
 
 import time
@@ -12,12 +12,14 @@ from typing import Final
 from uuid import uuid4
 
 import dramatiq
+import psycopg
+from dramatiq.errors import ConnectionClosed
 from periodiq import cron
 
 from madeira.broker.queues import DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
 from madeira.broker.tools import current
 from madeira.broker.waking import JOBS
-from madeira.errors import BrokerUnavailable, StoreUnavailable
+from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
 from madeira.store import job_steps, leases, ordering
 from madeira.store import jobs as store
@@ -38,7 +40,15 @@ TURN_S: Final = 30.0
 #: Seconds between two looks at what was begun: at first, and at most when nothing has moved for a while.
 LOOK_S: Final = (0.02, 0.5)
 
-#: Seconds after which a message that met a store away tries again.
+#: Seconds without any movement after which a turn ends, so that what waits for a receiver keeps no thread; the next one comes
+#: `_IDLE_MS` later. Where a worker has one thread only, it calls meanwhile.
+IDLE_S: Final = 2.0
+_IDLE_MS: Final = 500
+
+#: Seconds for which a job rests whose page failed, while the others go on.
+_REST_S: Final = 0.5
+
+#: Milliseconds after which a message that met a store away tries again.
 _AGAIN_MS: Final = 5_000
 
 
@@ -47,11 +57,19 @@ def jobs() -> None:
     """Go on with the jobs that there are, unless another process does."""
     tools = current()
     try:
-        if Turn(tools.broker.wire, tools.database, is_stopping=lambda: tools.broker.stopping).run():
-            jobs.send()
+        turn = Turn(tools.broker.wire, tools.database, is_stopping=lambda: tools.broker.stopping)
+        if turn.run():
+            _send(_IDLE_MS if turn.is_idle else 0)
     except StoreUnavailable as e:
         log.error("jobs.deferred", error=str(e))
-        jobs.send_with_options(delay=_AGAIN_MS)
+        _send(_AGAIN_MS)
+
+
+def _send(delay_ms: int) -> None:
+    try:
+        jobs.send_with_options(delay=delay_ms or None)
+    except ConnectionClosed as e:
+        log.warning("jobs.not_sent_on", error=str(e), detail="the next tick, or reconcile, wakes a worker")
 
 
 class Turn:
@@ -66,8 +84,12 @@ class Turn:
         self._until = time.monotonic() + turn_s
         self._holder = uuid4().hex
         self._renew_at = 0.0
+        #: Whether it has ended since nothing moved.
+        self.is_idle = False
         #: Jobs whose beginnings were made sure of.
         self._known: set[int] = set()
+        #: Jobs that have stumbled -> reading of the monotonic clock at which they are tried again.
+        self._resting: dict[int, float] = {}
 
     def run(self) -> bool:
         """Go on until nothing is left, or the time is up; whether there is something left that nobody does.
@@ -87,13 +109,19 @@ class Turn:
             return bool(store.runnable(conn))
 
     def _work(self) -> None:
-        wait_s = LOOK_S[0]
+        wait_s, moved_at = LOOK_S[0], time.monotonic()
         while self._is_ours() and not self._is_stopping() and time.monotonic() < self._until:
             with self._database.connection() as conn:
                 runnable = store.runnable(conn)
             if not runnable:
                 return
-            steps = [self._step(job_id) for job_id in runnable]
+            now = time.monotonic()
+            steps = [self._step(job_id) for job_id in runnable if self._resting.get(job_id, 0.0) <= now]
+            if any(step.moved for step in steps):
+                moved_at = time.monotonic()
+            self.is_idle = time.monotonic() - moved_at > IDLE_S
+            if self.is_idle:
+                return
             if any(step.more for step in steps):
                 # Full pages follow each other at once, windows wait for what was begun.
                 wait_s = LOOK_S[0]
@@ -119,8 +147,9 @@ class Turn:
         except Exception as e:
             log.exception("job.stumbled", job=job_id)
             with self._database.connection() as conn:
-                failed = job_steps.stumble(conn, job_id, f"{type(e).__name__}: {e}")
-            return Step(is_over=failed)
+                is_over = job_steps.stumble(conn, job_id, _told(e))
+            self._resting[job_id] = time.monotonic() + _REST_S
+            return Step(is_over=is_over)
         self._tell(job_id, step)
         return step
 
@@ -141,3 +170,10 @@ class Turn:
             log.warning("job.not_told", job=job_id, reason=str(e))
         if step.is_over:
             log.info("job.ended", job=job_id)
+
+
+def _told(error: Exception) -> str:
+    """What a person may read of an error: never what Postgres quotes of a row."""
+    if isinstance(error, psycopg.Error):
+        return f"Postgres: {error.diag.message_primary or type(error).__name__}"
+    return str(error) if isinstance(error, MadeiraError) else f"{type(error).__name__}; more is in the log of the workers"

@@ -148,6 +148,28 @@ def test_a_turn_ends_when_its_process_is_to_stop(make: Make) -> None:
     assert time.monotonic() - began < jobs.TURN_S / 2
 
 
+def test_a_turn_in_which_nothing_moves_keeps_no_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a receiver: another one looks a little later."""
+    process = make()
+    from actors import jobs
+
+    process.tools.database.open()
+    dead(process, 1)
+    job = made(process, wake=False)
+    monkeypatch.setattr(jobs, "IDLE_S", 0.1)
+    turn = jobs.Turn(process.queues, process.tools.database)
+    assert turn.run()
+    assert turn.is_idle
+    assert shown(process, job)["begun"] == 1
+
+
+def test_one_thread_is_enough_for_a_job_and_its_deliveries(make: Make, receiver: Receiver) -> None:
+    process = make(threads=1)
+    dead(process, 2)
+    process.start()
+    assert wait_end(process, made(process))["done"] == 2
+
+
 def test_a_job_longer_than_a_turn_goes_on_in_the_next(
     process: InProcess, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +198,16 @@ def test_a_job_that_cannot_be_read_fails_and_keeps_no_other_from_going_on(proces
     failed = wait_end(process, broken)
     assert failed["state"] == "failed"
     assert "colour" in failed["error"]
+
+
+def test_what_postgres_quotes_of_a_row_is_not_told(process: InProcess) -> None:
+    """A page that the database refuses: the job says why, without the rows."""
+    [ref] = dead(process, 1)
+    process.conn.execute("ALTER TABLE delivery ADD CONSTRAINT no_replay CHECK (line <> 'replay')")
+    failed = wait_end(process, made(process))
+    assert "no_replay" in failed["error"]
+    assert str(process.event(ref)["trace_id"]) not in failed["error"]
+    assert process.delivery(ref)["status"] == "dead"
 
 
 def test_what_is_cancelled_is_forgotten_and_never_called(make: Make, receiver: Receiver) -> None:
