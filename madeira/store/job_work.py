@@ -25,6 +25,9 @@ WINDOW: Final = 100
 #: Deliveries or events of one step of a cancel or a reroute.
 PAGE: Final = 300
 
+#: Endpoints of which one step of a replay reads a page; the others come with the next, since what is behind comes first.
+_PAGES: Final = 5
+
 #: Rows that a page of a replay may pass over besides those that it begins.
 _PASSED: Final = 50
 
@@ -231,10 +234,14 @@ def _due(conn: psycopg.Connection[Any], job: Job, begun: dict[str, int], did: Do
     share = 1 if job.ordered else max(1, WINDOW // max(1, len(parts)))
     room = min(WINDOW - sum(begun.values()), job.allowance)
     rows: list[Row] = []
+    pages = 0
     for part in parts:
         wanted = min(room, share - begun.get(part.endpoint, 0))
         if wanted <= 0:
             continue
+        if pages == _PAGES:
+            break
+        pages += 1
         found = _read(conn, job, part, wanted + _PASSED)
         taken = _up_to(found.rows, wanted)
         # Where not all of the page is taken, the next one begins behind what is.
