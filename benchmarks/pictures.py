@@ -60,10 +60,8 @@ def draw(title: str, rows: Mapping[str, Sequence[Bar]], *, away: tuple[float, fl
         for n, part in enumerate(name.split("\n")):
             body.append(f'<text x="{_LEFT - 12}" y="{y + 9 + 14 * n:.0f}" text-anchor="end">{escape(part)}</text>')
         for n, track in enumerate(tracks):
-            for bar in track:
-                body.append(
-                    _bar(bar, _LEFT + bar.start * scale, y + n * (_BAR + _GAP), max(3.0, (bar.end - bar.start) * scale - 1))
-                )
+            at = y + n * (_BAR + _GAP)
+            body.extend(_bar(bar, _LEFT + bar.start * scale, at, max(3.0, (bar.end - bar.start) * scale - 1)) for bar in track)
         y += max(height, 14 * (name.count("\n") + 1)) + _BETWEEN
         body.append(f'<line class="row" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y - 8:.0f}" y2="{y - 8:.0f}"/>')
     ticks = [n * step for n in range(int(end / step) + 1)]
@@ -77,8 +75,9 @@ def draw(title: str, rows: Mapping[str, Sequence[Bar]], *, away: tuple[float, fl
         x, width = _LEFT + away[0] * scale, (away[1] - away[0]) * scale
         behind = f'<rect class="away" x="{x:.1f}" y="{_TOP - 6}" width="{width:.1f}" height="{y - 8 - _TOP + 6:.0f}"/>'
     height = y + _BOTTOM - 12
+    size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style>{behind}" + "\n".join(body) + "</svg>\n"
     )
 

@@ -82,11 +82,16 @@ def databases(postgres_url: str, template_database: str) -> Iterator[Databases]:
 
 
 @pytest.fixture
-def database_url(databases: Databases) -> Iterator[str]:
+def database_url(databases: Databases, request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of a fresh, migrated database of this test alone."""
-    url = databases.take()
-    yield url
-    databases.give_back(url)
+    if request.node.get_closest_marker("new_database"):
+        url = databases.new()
+        yield url
+        databases.drop(url)
+    else:
+        url = databases.take()
+        yield url
+        databases.give_back(url)
 
 
 @pytest.fixture

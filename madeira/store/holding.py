@@ -93,5 +93,10 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         params = {"name": name, "state": after, "reason": None if after == "active" else why, "who": who}
         row = conn.execute(_CHANGE, params).fetchone()
         assert row is not None
-        configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"from": before.state, "to": after})])
-        return Changed(Holding(*row), configuration.raise_version(conn))
+        now = Holding(*row)
+        configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"before": _told(before), "after": _told(now)})])
+        return Changed(now, configuration.raise_version(conn))
+
+
+def _told(holding: Holding) -> dict[str, str | None]:
+    return {"state": holding.state, "reason": holding.reason}

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -344,40 +345,47 @@ def head(*lines: str, body: bytes = BODY) -> bytes:
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        pytest.param(head(f"Content-Length: {LIMIT + 1}"), 413, id="announced too large, nothing sent"),
-        pytest.param(head("Content-Length: 99999999999999999999999"), 413, id="announced absurdly large"),
+        pytest.param(lambda: head(f"Content-Length: {LIMIT + 1}"), 413, id="announced too large, nothing sent"),
+        pytest.param(lambda: head("Content-Length: 99999999999999999999999"), 413, id="announced absurdly large"),
         pytest.param(
-            head("Transfer-Encoding: chunked") + b"".join(b"1000\r\n" + b"x" * 4096 + b"\r\n" for _ in range(6)) + b"0\r\n\r\n",
+            lambda: (
+                head("Transfer-Encoding: chunked")
+                + b"".join(b"1000\r\n" + b"x" * 4096 + b"\r\n" for _ in range(6))
+                + b"0\r\n\r\n"
+            ),
             413,
             id="chunked too large",
         ),
-        pytest.param(head("Content-Length: -1"), 400, id="negative length"),
-        pytest.param(head("Content-Length: x"), 400, id="length no number"),
-        pytest.param(head("Content-Length: 1", "Content-Length: 2"), 400, id="two lengths"),
-        pytest.param(head("Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n", 400, id="length and chunked"),
-        pytest.param(head("Transfer-Encoding: chunked") + b"zz\r\nxx\r\n", 400, id="bad chunk size"),
-        pytest.param(head("Transfer-Encoding: chunked") + b"2\r\nxxyy\r\n0\r\n\r\n", 400, id="chunk longer than said"),
-        pytest.param(head("Transfer-Encoding: gzip"), 400, id="not chunked at last"),
-        pytest.param(head("Transfer-Encoding: nonsense"), 501, id="unknown transfer coding"),
-        pytest.param(head("Content-Type: text/plain"), 400, id="two media types"),
-        pytest.param(head("X-Bad: a\x00b"), 400, id="NUL in a header"),
-        pytest.param(head("X-Bad: a\x01b"), 400, id="control character in a header"),
-        pytest.param(head("X Bad: a"), 400, id="space in a header's name"),
-        pytest.param(head("X-Bad"), 400, id="header without colon"),
-        pytest.param(head("X-Big: " + "x" * 20000), 431, id="header too long"),
-        pytest.param(head(*[f"X-{i}: 1" for i in range(200)]), 431, id="too many headers"),
-        pytest.param(head("Expect: nonsense"), 417, id="unknown expectation"),
-        pytest.param(b"POST /v1/events\r\n\r\n", 400, id="no version"),
-        pytest.param(b"POST /v1/" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, id="path too long"),
-        pytest.param(b"POST /v1/events HTTP/9.9\r\nHost: x\r\n\r\n", 400, id="unknown version"),
-        pytest.param(b"post /v1/events HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="lower-case method"),
-        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, id="TLS on a plain port"),
-        pytest.param(head(body=b""), 400, id="no length, no body"),
+        pytest.param(lambda: head("Content-Length: -1"), 400, id="negative length"),
+        pytest.param(lambda: head("Content-Length: x"), 400, id="length no number"),
+        pytest.param(lambda: head("Content-Length: 1", "Content-Length: 2"), 400, id="two lengths"),
+        pytest.param(
+            lambda: head("Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n", 400, id="length and chunked"
+        ),
+        pytest.param(lambda: head("Transfer-Encoding: chunked") + b"zz\r\nxx\r\n", 400, id="bad chunk size"),
+        pytest.param(lambda: head("Transfer-Encoding: chunked") + b"2\r\nxxyy\r\n0\r\n\r\n", 400, id="chunk longer than said"),
+        pytest.param(lambda: head("Transfer-Encoding: gzip"), 400, id="not chunked at last"),
+        pytest.param(lambda: head("Transfer-Encoding: nonsense"), 501, id="unknown transfer coding"),
+        pytest.param(lambda: head("Content-Type: text/plain"), 400, id="two media types"),
+        pytest.param(lambda: head("X-Bad: a\x00b"), 400, id="NUL in a header"),
+        pytest.param(lambda: head("X-Bad: a\x01b"), 400, id="control character in a header"),
+        pytest.param(lambda: head("X Bad: a"), 400, id="space in a header's name"),
+        pytest.param(lambda: head("X-Bad"), 400, id="header without colon"),
+        pytest.param(lambda: head("X-Big: " + "x" * 20000), 431, id="header too long"),
+        pytest.param(lambda: head(*[f"X-{i}: 1" for i in range(200)]), 431, id="too many headers"),
+        pytest.param(lambda: head("Expect: nonsense"), 417, id="unknown expectation"),
+        pytest.param(lambda: b"POST /v1/events\r\n\r\n", 400, id="no version"),
+        pytest.param(lambda: b"POST /v1/" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, id="path too long"),
+        pytest.param(lambda: b"POST /v1/events HTTP/9.9\r\nHost: x\r\n\r\n", 400, id="unknown version"),
+        pytest.param(lambda: b"post /v1/events HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="lower-case method"),
+        pytest.param(lambda: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, id="TLS on a plain port"),
+        pytest.param(lambda: head(body=b""), 400, id="no length, no body"),
     ],
 )
-def test_odd_framing_is_refused(shared_api: Api, data: bytes, status: int) -> None:
+def test_odd_framing_is_refused(shared_api: Api, data: Callable[[], bytes], status: int) -> None:
     """What is wrong with the request as HTTP is told by a problem document too."""
-    check(shared_api.raw(data), status)
+    # Signed now: what was signed when the tests were collected is stale after five minutes.
+    check(shared_api.raw(data()), status)
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_looked_at(shared_api: Api) -> None:

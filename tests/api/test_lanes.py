@@ -70,10 +70,11 @@ def test_each_change_is_one_row_of_the_audit_and_what_changes_nothing_is_none(sh
         rows = c.execute(
             "SELECT action, why, detail FROM audit WHERE what = %s AND action <> 'create' ORDER BY id", (f"endpoint {name}",)
         ).fetchall()
+    active, one, two = ({"state": s, "reason": r} for s, r in (("active", None), ("paused", "one"), ("paused", "two")))
     assert rows == [
-        ("pause", "one", {"from": "active", "to": "paused"}),
-        ("pause", "two", {"from": "paused", "to": "paused"}),
-        ("resume", None, {"from": "paused", "to": "active"}),
+        ("pause", "one", {"before": active, "after": one}),
+        ("pause", "two", {"before": one, "after": two}),
+        ("resume", None, {"before": two, "after": active}),
     ]
 
 

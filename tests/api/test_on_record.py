@@ -107,6 +107,19 @@ def of_endpoint(action: str) -> Callable[[Api], Ask]:
     return ask
 
 
+def held(action: str) -> Callable[[Api], Ask]:
+    """Holding an endpoint, or letting one go that is held."""
+    holds = {"resume": "pause", "enable": "disable"}
+
+    def ask(api: Api) -> Ask:
+        name = new(api, "endpoints", url="http://sink.example/")
+        if action in holds:
+            assert call(api, "POST", f"/v1/endpoints/{name}/{holds[action]}", {"reason": "before"}).status == 200
+        return Ask({"name": name}, {"reason": "because"}, "", action, f"endpoint {name}", before=True, after=True)
+
+    return ask
+
+
 def made_token(_api: Api) -> Ask:
     name = f"t-{uuid.uuid4().hex}"
     return Ask({}, {"name": name, "role": "viewer", "reason": "because"}, "", "create", f"token {name}", after=True)
@@ -146,6 +159,7 @@ ASKS: Mapping[str, Callable[[Api], Ask]] = {
     "testEndpoint": of_endpoint("test"),
     "startJob": started_job,
     **{f"{steer}Job": of_job(steer) for steer in ("pause", "resume", "cancel")},
+    **{f"{action}Endpoint": held(action) for action in ("pause", "resume", "disable", "enable")},
     "createToken": made_token,
     "revokeToken": revoked_token,
 }

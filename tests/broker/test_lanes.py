@@ -437,7 +437,7 @@ def test_a_replay_that_meets_a_finishing_worker_waits_in_the_line_of_the_replays
 # -- a long backlog ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["fresh", "retry"])
+@pytest.mark.parametrize("line", ["fresh", pytest.param("retry", marks=pytest.mark.long)])
 def test_a_hundred_thousand_that_wait_cost_less_than_300_bytes_each_and_go_in_exact_order(
     queues: Queues, redis_url: str, line: str
 ) -> None:

@@ -543,6 +543,7 @@ def test_claims_of_what_has_no_key_write_no_index(conn: Connection) -> None:
     assert row == (3, 3)
 
 
+@pytest.mark.new_database
 def test_no_claim_is_planned_anew(conn: Connection) -> None:
     """What the order might cost must not look so dear that Postgres plans each claim by itself."""
     for key in (None, "k"):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
+import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.store import cancelling, deliveries, events, ordering, reconcile
@@ -16,6 +17,10 @@ MOST = 200
 
 IN_ORDER = [PlannedDelivery(f"later{n}", f"later{n}", ordering_key="k") for n in range(10)]
 ENDPOINTS = [PlannedDelivery(f"later{n}", f"later{n}") for n in range(10)]
+
+
+#: What Postgres knows of tables that were emptied is something else.
+pytestmark = pytest.mark.new_database
 
 
 def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:

@@ -125,6 +125,30 @@ def test_a_backlog_that_waits_for_its_pace_costs_a_worker_next_to_nothing(shared
     assert max(share) < 0.02
 
 
+def test_a_worker_is_as_small_with_a_long_backlog_as_without(shared: Site, scale: int) -> None:
+    """Whatever waits is in Redis and in Postgres, 20,000 deliveries here and 100,000 at length."""
+    total = 20_000 if scale == 1 else 100_000
+    shared.bulk.post(40, "healthy0.x")
+    shared.receiver.wait_for(40, 20, path="/healthy")
+    before = memory_mib(shared)
+    shared.bulk.wait(total, "crawl")
+    done = shared.receiver.count("/crawl")
+    shared.receiver.wait_for(done + 5, 20, path="/crawl")
+    grown = [now - then for now, then in zip(memory_mib(shared), before, strict=True)]
+    shared.bulk.call_off("crawl")
+    print(f"{total} waiting: {[f'{g:+.1f}' for g in grown]} MiB, of {[f'{b:.0f}' for b in before]}")
+    assert max(grown) < 4
+
+
+def memory_mib(shared: Site) -> list[float]:
+    """What each worker process keeps in memory."""
+    found = []
+    for pid in shared.worker.children()[:2]:
+        with open(f"/proc/{pid}/statm") as statm:
+            found.append(int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    return found
+
+
 def cpu_s(shared: Site) -> list[float]:
     """Seconds of processor that each worker process has used."""
     found = []
