@@ -21,11 +21,12 @@ from psycopg import Connection
 from madeira import metrics
 from madeira.broker.queues import DEAD_LETTER, DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery, is_key
 from madeira.broker.tools import current
+from madeira.broker.waking import wake_jobs
 from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
 from madeira.records import DeliveryRef
 from madeira.states import DeliveryStatus
-from madeira.store import cancelling, leases, notices, ordering
+from madeira.store import cancelling, jobs, leases, notices, ordering
 from madeira.store import reconcile as rows
 from madeira.store.database import Database
 from madeira.store.reconcile import Unfinished
@@ -110,6 +111,10 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
     if abandoned:
         with database.connection() as conn:
             queues.ensure([ensure_delivery(ref) for ref in ordering.following(conn, abandoned)])
+    with database.connection() as conn:
+        stranded = jobs.is_stranded(conn)
+    if stranded:
+        wake_jobs(queues)
     comparison = Comparison(queues, database, holder=holder, grace_s=grace_s, slice_from=slice_from)
     comparison.run()
     counts = +(comparison.counts + Counter(abandoned=len(abandoned)))

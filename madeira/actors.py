@@ -30,6 +30,7 @@ dramatiq.set_broker(broker)
 
 import actors.dead_letter  # noqa: E402
 import actors.deliver  # noqa: E402
+import actors.jobs  # noqa: E402
 import actors.notify  # noqa: E402
 import actors.reconcile  # noqa: E402
 import actors.rollup  # noqa: E402

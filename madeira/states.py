@@ -150,3 +150,18 @@ class Role(StrEnum):
         """Whether this role may do what `need` may; as texts the roles do not compare in this order."""
         ranks = tuple(Role)
         return ranks.index(self) >= ranks.index(need)
+
+
+class JobState(StrEnum):
+    """Where a job (one action on many) is. Moves: running ↔ paused; both → cancelled; running → done, failed."""
+
+    #: The workers go on with it, page by page; after a crash from its cursor.
+    RUNNING = "running"
+    #: A person holds it; what it has begun goes on.
+    PAUSED = "paused"
+    #: Everything that it was about was done, failed or skipped, and has ended. Final.
+    DONE = "done"
+    #: A person ended it; what it has begun goes on to its end. Final.
+    CANCELLED = "cancelled"
+    #: Its pages failed again and again; `error` says why. Final.
+    FAILED = "failed"

@@ -26,6 +26,7 @@ from madeira.api.dead_letters import DeadLetter, DeadLetters, Groups
 from madeira.api.enqueue import Enqueue
 from madeira.api.events import Events
 from madeira.api.intake import Intake, Outcomes
+from madeira.api.jobs import STEERS, Job, Jobs, Steer
 from madeira.api.known_tokens import KnownTokens
 from madeira.api.limits import Limits
 from madeira.api.listing import Event, Listing
@@ -127,6 +128,10 @@ def create(
         api.add_route(f"/v1/{kind}s", Objects(auth=auth, configurator=configurator, kind=kind))
         api.add_route(f"/v1/{kind}s/{{name}}", Object(**acting, configurator=configurator, kind=kind))
     api.add_route("/v1/endpoints/{name}/test", TestCall(auth=auth, trials=trials, egress=egress))
+    api.add_route("/v1/jobs", Jobs(**acting))
+    api.add_route("/v1/jobs/{id}", Job(auth=auth, database=database))
+    for steer in STEERS:
+        api.add_route(f"/v1/jobs/{{id}}/{steer}", Steer(**acting, steer=steer))
     api.add_route("/v1/dry-run", DryRun(auth=auth, rules=rules, egress=egress))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))

@@ -40,6 +40,7 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "unknown-source": (404, "There is no such source."),
     "unknown-endpoint": (404, "There is no such endpoint."),
     "unknown-route": (404, "There is no such route."),
+    "unknown-job": (404, "There is no such job."),
     "unknown-token": (404, "There is no such token, or it is revoked."),
     "method-not-allowed": (405, "The method is not possible here; `Allow` names those that are."),
     "request-timeout": (408, "The request did not come in time."),

@@ -13,8 +13,7 @@ from madeira.settings import Settings
 #: Seconds that Redis gets.
 REDIS_S: Final = 2.0
 
-#: Options of all these commands.
-source_option = click.option("--source", required=True, help="Source of the event.")
+#: An option of all these commands.
 reason_option = click.option("--reason", required=True, help="Why; it stands in the audit.")
 
 

@@ -1,10 +1,13 @@
-"""`madeira cancel`: ends what has not ended of an event, or all that waits for an endpoint."""
+"""`madeira cancel`: ends what has not ended of an event, or all that waits for an endpoint; with a filter, as a job."""
+
+from typing import Any
 
 import click
 
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_delivery
 from madeira.cli.acting import no_event, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.cli.jobs import is_of_jobs, job_options, start
 from madeira.records import DeliveryRef
 from madeira.settings import Settings
 from madeira.store import cancelling, ordering
@@ -15,15 +18,25 @@ PAGE = 500
 
 @click.command()
 @click.argument("event_id", metavar="[EVENT_ID]", required=False)
-@click.option("--source", help="Source of the event.")
-@click.option("--endpoint", help="Only the delivery to this endpoint; without an event: all that waits for it.")
+@click.option("--dead", is_flag=True, help="Of many: what is dead, instead of what has not ended.")
 @reason_option
+@job_options
 @json_option
-def cancel(event_id: str | None, source: str | None, endpoint: str | None, reason: str, as_json: bool) -> None:
-    """Cancel what has not ended: an event, its delivery to one endpoint, or all that waits for an endpoint."""
+def cancel(event_id: str | None, dead: bool, reason: str, as_json: bool, **asked: Any) -> None:
+    """Cancel what has not ended: an event, its delivery to one endpoint, or all that waits for an endpoint.
+
+    With any other filter, --all or --dead this is a job, which the workers carry out.
+    """
     values = load()
     configure_log(values)
-    if event_id is not None and source is not None:
+    source, endpoint = asked["source"], asked["endpoint"]
+    if event_id is None and (dead or is_of_jobs(asked) or source is not None):
+        if asked["rate"] is not None:
+            raise click.UsageError("--rate is for a replay or a reroute; a cancel calls nobody")
+        start(values, "cancel", asked, reason, among="dead" if dead else "unfinished", as_json=as_json)
+    elif dead or is_of_jobs(asked):
+        raise click.UsageError("with EVENT_ID goes --source and nothing that narrows many; without it this is a job")
+    elif event_id is not None and source is not None:
         _event(values, event_id, source, endpoint, reason, as_json)
     elif event_id is None and source is None and endpoint is not None:
         _endpoint(values, endpoint, reason, as_json)

@@ -18,6 +18,7 @@ from madeira.cli.dry_run import dry_run
 from madeira.cli.endpoints import endpoints
 from madeira.cli.events import events, trace
 from madeira.cli.holding import COMMANDS as HOLDING
+from madeira.cli.jobs import jobs
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
 from madeira.cli.operate import migrate, reconcile
@@ -90,6 +91,7 @@ for command in (
     replay,
     reroute,
     cancel,
+    jobs,
     reconcile,
     token,
     endpoints,

@@ -26,13 +26,13 @@ _LOCK_EVENT: Final = """
     SELECT seq, status FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
 """
 
-#: End an event that waits for its routing. One that is routed again may have deliveries, which then say what it is.
-_CANCEL_UNROUTED: Final = """
+#: End events that wait for their routing. One that is routed again may have deliveries, which then say what it is.
+CANCEL_UNROUTED: Final = """
     UPDATE event
     SET status = CASE WHEN deliveries = 0 THEN 'cancelled' ELSE event_status_of(unfinished, dead, cancelled) END,
         reason = 'cancelled', route_at = NULL, updated_at = clock_timestamp()
-    WHERE seq = %(seq)s AND status = 'pending'
-    RETURNING status
+    WHERE seq = ANY(%(seqs)s::bigint[]) AND status = 'pending'
+    RETURNING seq, status
 """
 
 #: Take hold of what an event has unfinished. A statement of its own: the next one must see what claims did meanwhile.
@@ -101,10 +101,10 @@ _PAGE: Final = """
 _IS_KNOWN: Final = "SELECT %(endpoint)s = 'callback' OR EXISTS (SELECT FROM endpoint WHERE name = %(endpoint)s)"
 
 #: Take hold of events.
-_LOCK_EVENTS: Final = "SELECT seq FROM event WHERE seq = ANY(%(seqs)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE"
+LOCK_EVENTS: Final = "SELECT seq FROM event WHERE seq = ANY(%(seqs)s::bigint[]) ORDER BY seq FOR NO KEY UPDATE"
 
 #: Take hold of those deliveries that are still unfinished.
-_LOCK_THESE: Final = """
+LOCK_THESE: Final = """
     SELECT id FROM delivery
     WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('pending', 'delivering')
     ORDER BY id
@@ -176,7 +176,7 @@ def cancel(
 def _cancel_unrouted(conn: psycopg.Connection[Any], seq: int, event_id: str, endpoint: str | None) -> CancelResult:
     if endpoint is not None:
         raise IllegalTransition(f"event {event_id} is not routed yet: it has no delivery to {endpoint} that could be cancelled")
-    ((status,),) = conn.execute(_CANCEL_UNROUTED, {"seq": seq})
+    ((_, status),) = conn.execute(CANCEL_UNROUTED, {"seqs": numbers([seq])})
     return CancelResult(seq, EventStatus(status), [], 0)
 
 
@@ -187,13 +187,13 @@ def _cancel_routed(conn: psycopg.Connection[Any], seq: int, endpoint: str | None
         if row is None:
             return None
         raise IllegalTransition(f"the delivery to {endpoint} is {row[0]} already; only an unfinished one can be cancelled")
-    cancelled, requested = _end(conn, ids, f"cancelled: {why}" if why else "cancelled")
+    cancelled, requested = end(conn, ids, f"cancelled: {why}" if why else "cancelled")
     ((status,),) = conn.execute(_STATUS, {"seq": seq})
     return CancelResult(seq, EventStatus(status), cancelled, requested)
 
 
-def _end(conn: psycopg.Connection[Any], ids: Sequence[int], why: str) -> tuple[list[DeliveryRef], int]:
-    """End deliveries that are locked, with their events; those that ended, and how many were asked to."""
+def end(conn: psycopg.Connection[Any], ids: Sequence[int], why: str) -> tuple[list[DeliveryRef], int]:
+    """End unfinished deliveries that are locked, with their events; those that ended, and how many were asked to."""
     rows = conn.execute(_CANCEL_DELIVERIES, {"ids": numbers(ids), "why": why}).fetchall()
     return [DeliveryRef(i, seq, lane) for i, seq, lane, _ in rows if i is not None], rows[0][3]
 
@@ -207,9 +207,9 @@ def end_abandoned(conn: psycopg.Connection[Any], limit: int) -> list[DeliveryRef
         found = conn.execute(_ABANDONED, {"limit": limit}).fetchall()
         if not found:
             return []
-        conn.execute(_LOCK_EVENTS, {"seqs": numbers({seq for _, seq in found})})
-        still = [row[0] for row in conn.execute(_LOCK_THESE, {"ids": numbers(i for i, _ in found)})]
-        return _end(conn, still, "cancelled: asked for while it was called, and its worker is gone")[0]
+        conn.execute(LOCK_EVENTS, {"seqs": numbers({seq for _, seq in found})})
+        still = [row[0] for row in conn.execute(LOCK_THESE, {"ids": numbers(i for i, _ in found)})]
+        return end(conn, still, "cancelled: asked for while it was called, and its worker is gone")[0]
 
 
 def cancel_endpoint(
@@ -227,10 +227,10 @@ def cancel_endpoint(
         ((ids, seqs, goes_on),) = conn.execute(_PAGE, params, prepare=False)
         if not ids:
             return EndpointPage(after_id=goes_on)
-        conn.execute(_LOCK_EVENTS, {"seqs": numbers(seqs)})
-        still = [row[0] for row in conn.execute(_LOCK_THESE, {"ids": numbers(ids)})]
+        conn.execute(LOCK_EVENTS, {"seqs": numbers(seqs)})
+        still = [row[0] for row in conn.execute(LOCK_THESE, {"ids": numbers(ids)})]
         reason = f"cancelled with all of {endpoint} by {who}"
-        cancelled, requested = _end(conn, still, f"{reason}: {why}" if why else reason)
+        cancelled, requested = end(conn, still, f"{reason}: {why}" if why else reason)
         return EndpointPage(cancelled, requested, goes_on)
 
 

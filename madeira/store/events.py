@@ -73,8 +73,8 @@ _FIND_TRACE: Final = """
 
 #: The deliveries of some events.
 _DELIVERIES: Final = """
-    SELECT event_seq, id, endpoint, lane, routes, line, ordering_key, status, attempt, failures, lost, retries, claimed_at,
-           lease_until, budget_from, next_attempt_at, cancel_requested_at, finished_at, died_at, notified_at,
+    SELECT event_seq, id, endpoint, lane, routes, line, job_id, ordering_key, status, attempt, failures, lost, retries,
+           claimed_at, lease_until, budget_from, next_attempt_at, cancel_requested_at, finished_at, died_at, notified_at,
            failure_class, last_error, last_error_code, created_at, updated_at
     FROM delivery
     WHERE event_seq = ANY(%(seqs)s::bigint[])

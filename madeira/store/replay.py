@@ -33,38 +33,44 @@ _LOCK_DELIVERIES: Final = """
 """
 
 #: Let deliveries begin again with a fresh budget. Their attempts are numbered on.
-_REPLAY: Final = """
+REPLAY: Final = """
     UPDATE delivery
-    SET status = 'pending', line = 'replay', failures = 0, lost = 0, budget_from = NULL,
+    SET status = 'pending', line = 'replay', job_id = %(job_id)s::bigint, failures = 0, lost = 0, budget_from = NULL,
         next_attempt_at = clock_timestamp(), cancel_requested_at = NULL, finished_at = NULL, died_at = NULL,
         notified_at = NULL, failure_class = NULL, updated_at = clock_timestamp()
     WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('dead', 'succeeded')
 """
 
-#: What an event is by its deliveries, counted anew; the event is locked, so nobody moves them meanwhile.
-_RECOUNT: Final = """
+#: What events are by their deliveries, counted anew; the events are locked, so nobody moves them meanwhile.
+RECOUNT: Final = """
     UPDATE event e
     SET deliveries = s.total, unfinished = s.unfinished, dead = s.dead, cancelled = s.cancelled,
         status = event_status_of(s.unfinished, s.dead, s.cancelled), reason = NULL, updated_at = clock_timestamp()
-    FROM (SELECT count(*)::integer AS total,
+    FROM (SELECT event_seq,
+                 count(*)::integer AS total,
                  count(*) FILTER (WHERE status IN ('pending', 'delivering'))::integer AS unfinished,
                  count(*) FILTER (WHERE status = 'dead')::integer AS dead,
                  count(*) FILTER (WHERE status = 'cancelled')::integer AS cancelled
-          FROM delivery WHERE event_seq = %(seq)s) s
-    WHERE e.seq = %(seq)s
+          FROM delivery WHERE event_seq = ANY(%(seqs)s::bigint[]) GROUP BY event_seq) s
+    WHERE e.seq = s.event_seq
     RETURNING e.status
 """
 
 #: Take deliveries away that were never attempted and never will be.
-_UNBEAR: Final = "DELETE FROM delivery WHERE id = ANY(%(ids)s::bigint[]) AND status = 'dead' AND attempt = 0"
+UNBEAR: Final = "DELETE FROM delivery WHERE id = ANY(%(ids)s::bigint[]) AND status = 'dead' AND attempt = 0"
 
-#: Let an event be routed again; `gone` of its deliveries were taken away, all of them dead.
-_REROUTE: Final = """
-    UPDATE event
+#: Let events be routed again; of each, `gone` deliveries were taken away, all of them dead.
+REROUTE: Final = """
+    UPDATE event e
     SET status = 'pending', reason = NULL, routed_at = NULL, route_at = clock_timestamp(), route_failures = 0,
-        deliveries = deliveries - %(gone)s, dead = dead - %(gone)s, updated_at = clock_timestamp()
-    WHERE seq = %(seq)s AND status = 'dead'
+        deliveries = e.deliveries - g.gone, dead = e.dead - g.gone, updated_at = clock_timestamp()
+    FROM unnest(%(seqs)s::bigint[], %(gone)s::integer[]) AS g (seq, gone)
+    WHERE e.seq = g.seq AND e.status = 'dead'
 """
+
+
+#: Classes of failure by which routing makes a delivery dead before any attempt: there is nothing that could be sent.
+UNSENDABLE: Final = (FailureClass.TEMPLATE, FailureClass.POLICY)
 
 
 class _Event(NamedTuple):
@@ -85,8 +91,7 @@ class _Delivery(NamedTuple):
     @property
     def born_dead(self) -> bool:
         """Whether routing made it dead, so that there is nothing that could be sent."""
-        kinds = (FailureClass.TEMPLATE, FailureClass.POLICY)
-        return self.status is DeliveryStatus.DEAD and self.attempt == 0 and self.failure_class in kinds
+        return self.status is DeliveryStatus.DEAD and self.attempt == 0 and self.failure_class in UNSENDABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,8 @@ def replay(
         wanted = [d for d in deliveries if _may_be_replayed(d, force)]
         if not wanted or event.status is EventStatus.PENDING:
             raise _not_replayable(event, event_id, deliveries)
-        conn.execute(_REPLAY, {"ids": numbers(d.id for d in wanted)})
-        ((status,),) = conn.execute(_RECOUNT, {"seq": event.seq})
+        conn.execute(REPLAY, {"ids": numbers(d.id for d in wanted), "job_id": None})
+        ((status,),) = conn.execute(RECOUNT, {"seqs": numbers([event.seq])})
         endpoints = [d.endpoint for d in wanted]
         detail = {"replayed": len(wanted), "endpoints": endpoints, "force": force, "status": status}
         audit.record(conn, who, "replay", f"event {source}/{event_id}", why, detail)
@@ -211,8 +216,8 @@ def reroute(conn: psycopg.Connection[Any], source: str, event_id: str, who: str,
         gone = [d for d in deliveries if d.born_dead]
         if event.status is not EventStatus.DEAD or not (gone or not deliveries or event.reason == FailureClass.PLATFORM):
             raise _not_routable(event, event_id)
-        conn.execute(_UNBEAR, {"ids": numbers(d.id for d in gone)})
-        conn.execute(_REROUTE, {"seq": event.seq, "gone": len(gone)})
+        conn.execute(UNBEAR, {"ids": numbers(d.id for d in gone)})
+        conn.execute(REROUTE, {"seqs": numbers([event.seq]), "gone": numbers([len(gone)])})
         endpoints = [d.endpoint for d in gone]
         detail = {"removed": endpoints, "was": event.reason}
         audit.record(conn, who, "reroute", f"event {source}/{event_id}", why, detail)

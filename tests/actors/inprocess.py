@@ -160,12 +160,13 @@ def _adopt_actors(broker: MadeiraBroker) -> None:
     dramatiq.set_broker(broker)
     from actors.dead_letter import dead_letter
     from actors.deliver import deliver
+    from actors.jobs import jobs
     from actors.notify import notify
     from actors.reconcile import reconcile
     from actors.rollup import rollup
     from actors.route import route
 
-    actors: Sequence[dramatiq.Actor[..., Any]] = (route, deliver, dead_letter, notify, reconcile, rollup)
+    actors: Sequence[dramatiq.Actor[..., Any]] = (route, deliver, dead_letter, jobs, notify, reconcile, rollup)
     for actor in actors:
         actor.broker = broker
         broker.declare_actor(actor)

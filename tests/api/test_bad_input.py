@@ -443,6 +443,10 @@ QUERIES = [
     ("GET", "/v1/events/batch?source=shop&source=other", "source"),
     ("GET", "/v1/events?sourse=shop", "sourse"),
     ("GET", "/v1/reconcile?limit=1", "limit"),
+    ("GET", "/v1/jobs?status=done", "status"),
+    ("GET", "/v1/jobs/1?limit=1", "limit"),
+    ("POST", "/v1/jobs?dry_run=true", "dry_run"),
+    ("POST", "/v1/jobs/1/pause?force=1", "force"),
 ]
 
 

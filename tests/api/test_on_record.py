@@ -130,6 +130,22 @@ def revoked_token(api: Api) -> Ask:
     return Ask({"name": name}, None, "?reason=because", "revoke", f"token {name}", before=True)
 
 
+def of_job(steer: str) -> Callable[[Api], Ask]:
+    def ask(api: Api) -> Ask:
+        job = call(api, "POST", "/v1/jobs", {"action": "replay", "filter": {}, "reason": "because"}).json["id"]
+        if steer == "resume":
+            assert call(api, "POST", f"/v1/jobs/{job}/pause", {"reason": "because"}).status == 200
+        return Ask({"id": str(job)}, {"reason": "because"}, "", steer, f"job {job}", before=True, after=True)
+
+    return ask
+
+
+def started_job(api: Api) -> Ask:
+    with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
+        following = c.execute("SELECT coalesce(max(id), 0) + 1 FROM job").fetchone()[0]
+    return Ask({}, {"action": "cancel", "filter": {}, "reason": "because"}, "", "cancel", f"job {following}")
+
+
 #: Operation -> how it succeeds. One that is new in the description and not here fails the tests.
 ASKS: Mapping[str, Callable[[Api], Ask]] = {
     **{f"create{kind.capitalize()}": made(kind) for kind in FIELDS},
@@ -141,6 +157,8 @@ ASKS: Mapping[str, Callable[[Api], Ask]] = {
     "eraseEvent": lambda api: of_event(api, [], "erase"),
     "cancelEndpoint": of_endpoint("cancel"),
     "testEndpoint": of_endpoint("test"),
+    "startJob": started_job,
+    **{f"{steer}Job": of_job(steer) for steer in ("pause", "resume", "cancel")},
     **{f"{action}Endpoint": held(action) for action in ("pause", "resume", "disable", "enable")},
     "createToken": made_token,
     "revokeToken": revoked_token,

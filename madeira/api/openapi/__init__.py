@@ -11,6 +11,7 @@ import falcon
 
 import madeira
 from madeira.api.openapi.dead_letters import SCHEMAS as DEAD_LETTERS_SCHEMAS
+from madeira.api.openapi.jobs import SCHEMAS as JOBS_SCHEMAS
 from madeira.api.openapi.objects import SCHEMAS as OBJECTS_SCHEMAS
 from madeira.api.openapi.operations import OPERATIONS
 from madeira.api.openapi.parts import PARAMETERS, SECURITY, Operation
@@ -44,7 +45,7 @@ def document() -> dict[str, Any]:
         "tags": [{"name": tag} for tag in dict.fromkeys(o.tag for o in OPERATIONS)],
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS | DEAD_LETTERS_SCHEMAS | OBJECTS_SCHEMAS,
+            "schemas": SCHEMAS | DEAD_LETTERS_SCHEMAS | JOBS_SCHEMAS | OBJECTS_SCHEMAS,
             "parameters": PARAMETERS,
             "securitySchemes": SECURITY,
         },

@@ -5,6 +5,7 @@ from typing import Final
 from madeira.api.openapi import parts
 from madeira.api.openapi.dead_letters import DEAD_LETTERS
 from madeira.api.openapi.events import EVENTS
+from madeira.api.openapi.jobs import JOBS
 from madeira.api.openapi.objects import OBJECTS
 from madeira.api.openapi.parts import LOOKED_UP, Operation, in_query, json_body, ref, shared, text
 
@@ -129,4 +130,13 @@ _MACHINES: Final = (
     ),
 )
 
-OPERATIONS: Final[tuple[Operation, ...]] = (*EVENTS, *DEAD_LETTERS, *OBJECTS, _DRY_RUN, *_TOKENS, *_RECORDS, *_MACHINES)
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *EVENTS,
+    *DEAD_LETTERS,
+    *JOBS,
+    *OBJECTS,
+    _DRY_RUN,
+    *_TOKENS,
+    *_RECORDS,
+    *_MACHINES,
+)

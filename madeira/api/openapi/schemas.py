@@ -109,6 +109,7 @@ _DELIVERY: Final = obj(
     lane=text(),
     routes=array(text()),
     line=words("fresh", "retry", "replay"),
+    job_id=nullable(whole("The job that acted on it last.")),
     ordering_key=nullable(text("Deliveries of one endpoint and key go one after another.")),
     status=words(*DeliveryStatus),
     attempt=whole(),
