@@ -65,6 +65,17 @@ class KnownTokens:
         self._uses.note(handle)
         return known
 
+    def held(self, handle: str) -> Token | None:
+        """The token of this handle, for whoever has shown its text before; None when it does not hold any more.
+
+        Raises:
+            StoreUnavailable: Postgres could not be asked.
+        """
+        known = self._since(time.monotonic() - FRESH_S).get(handle)
+        if known is not None:
+            self._uses.note(handle)
+        return known
+
     def stop(self) -> None:
         """Note what is left to note, and end the thread."""
         self._uses.stop()
