@@ -1,0 +1,3 @@
+"""The API with its console."""
+
+from tests.api.conftest import serve, shared_api  # noqa: F401  # fixtures
