@@ -56,8 +56,7 @@ class KnownTokens:
         handle = store.handle_of(text)
         if handle is None:
             return None
-        now = time.monotonic()
-        known = self._since(now - FRESH_S).get(handle) or self._since(now).get(handle)
+        known = self._look_up(handle)
         # Compared in constant time, also where there is nothing to compare with.
         same = hmac.compare_digest(store.digest_of(text), known.digest if known else self._nobody)
         if known is None or not same:
@@ -71,7 +70,7 @@ class KnownTokens:
         Raises:
             StoreUnavailable: Postgres could not be asked.
         """
-        known = self._since(time.monotonic() - FRESH_S).get(handle)
+        known = self._look_up(handle)
         if known is not None:
             self._uses.note(handle)
         return known
@@ -79,6 +78,10 @@ class KnownTokens:
     def stop(self) -> None:
         """Note what is left to note, and end the thread."""
         self._uses.stop()
+
+    def _look_up(self, handle: str) -> Token | None:
+        now = time.monotonic()
+        return self._since(now - FRESH_S).get(handle) or self._since(now).get(handle)
 
     def _since(self, moment: float) -> dict[str, Token]:
         """The tokens as they were at `moment` or later."""

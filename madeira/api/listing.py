@@ -172,7 +172,12 @@ def _before(given: str) -> int:
     return int(found[1])
 
 
-def _type(given: str) -> str:
+def event_type(given: str) -> str:
+    """A type, or the beginning of one and a star.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if not _TYPE.fullmatch(given):
         raise ValueError("must be an event type such as payment.captured, or the beginning of one and a star: payment.*")
     return given
@@ -183,7 +188,7 @@ _WHOSE: Final[dict[str, query.Check]] = {"source": str}
 
 _PARAMETERS: Final = {
     "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),
-    "event_type": _type,
+    "event_type": event_type,
     "source": query.text,
     "endpoint": query.text,
     "trace_id": query.text,

@@ -1,6 +1,6 @@
 """The console as an application: its pages, who may see them, and what is told when something is wrong."""
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import falcon
@@ -12,7 +12,7 @@ from madeira.api.auth import Authenticator
 from madeira.api.known_tokens import KnownTokens
 from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
-from madeira.console import house, sign_in
+from madeira.console import audit, endpoints, event, events, house, objects, overview, sign_in
 from madeira.console.assets import Assets
 from madeira.console.house import House, Section, Templates
 from madeira.console.session import Sessions
@@ -23,8 +23,23 @@ from madeira.sealing import Sealer
 from madeira.store.database import Database
 from madeira.trial import Trials
 
-#: The navigation, and the module that adds the pages of each entry. A new page is a line here and a module.
-SECTIONS: Final[tuple[tuple[Section, Any], ...]] = ()
+
+class _Module(Protocol):
+    """What adds pages."""
+
+    def add(self, app: "falcon.App[falcon.Request, falcon.Response]", house: House) -> None:
+        """Add them."""
+
+
+#: The navigation, and the modules that add the pages of each entry. A new page is a line here and a module with ``add``.
+SECTIONS: Final[tuple[tuple[Section, tuple[_Module, ...]], ...]] = (
+    (Section("Overview", "/console"), (overview,)),
+    (Section("Events", "/console/events"), (events, event)),
+    (Section("Endpoints", "/console/endpoints"), (endpoints,)),
+    (Section("Routes", "/console/routes"), (objects.routes,)),
+    (Section("Sources", "/console/sources"), (objects.sources,)),
+    (Section("Audit", "/console/audit"), (audit,)),
+)
 
 #: What every answer carries. A page may load what is ours, run no script that is written into it, and stand in no frame. The
 #: referrer goes nowhere else; were it left out altogether, browsers would not tell where a post comes from.
@@ -78,7 +93,7 @@ def create(
     app.add_route("/console/static/{name}", assets)
     app.add_route(sign_in.ADDRESS, sign_in.SignIn(of_all))
     app.add_route("/console/sign-out", sign_in.SignOut(of_all))
-    for _, module in SECTIONS:
+    for module in (module for _, modules in SECTIONS for module in modules):
         module.add(app, of_all)
     return app
 

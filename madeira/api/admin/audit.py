@@ -37,15 +37,21 @@ class Audit:
         limit = asked.pop("limit", PAGE)
         with self._database.connection() as connection:
             found = store.page(connection, limit=limit + 1, before=asked.pop("cursor", None), **asked)
-        following = _cursor(found[limit - 1]) if len(found) > limit else None
+        following = cursor(found[limit - 1]) if len(found) > limit else None
         resp.data = json.dumps({"entries": found[:limit], "next_cursor": following}, default=jsonable).encode()
 
 
-def _cursor(entry: dict[str, Any]) -> str:
+def cursor(entry: dict[str, Any]) -> str:
+    """The place of an entry, from which a page goes on."""
     return f"{(entry['at'] - _EPOCH) // _MICROSECOND}-{entry['id']}"
 
 
-def _place(given: str) -> tuple[datetime, int]:
+def place(given: str) -> tuple[datetime, int]:
+    """The place that a cursor names.
+
+    Raises:
+        ValueError: it is none of ours.
+    """
     found = _CURSOR.fullmatch(given)
     try:
         if found:
@@ -61,6 +67,6 @@ _PARAMETERS: Final = {
     "what": query.text,
     "since": query.moment,
     "until": query.moment,
-    "cursor": _place,
+    "cursor": place,
     "limit": query.whole(1, MAX_PAGE),
 }
