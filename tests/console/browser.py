@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from http.cookies import SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urljoin
+from urllib.parse import parse_qsl, urldefrag, urlencode, urljoin, urlsplit
 
 from madeira.states import Role
 from tests.api.people import token
@@ -118,7 +118,8 @@ class Seen:
 
     def form(self, action_ends_with: str) -> Element:
         """The form that posts to an address that ends (before its query) with this."""
-        found = [f for f in self.root.all("form") if f.attributes.get("action", "").split("?")[0].endswith(action_ends_with)]
+        forms = self.root.all("form")
+        found = [f for f in forms if urlsplit(f.attributes.get("action", "")).path.endswith(action_ends_with)]
         assert len(found) == 1, f"{len(found)} forms to {action_ends_with} in: {self.text}"
         return found[0]
 
@@ -157,7 +158,7 @@ class Browser:
     def submit(self, page: Seen, action_ends_with: str, **values: str) -> Seen:
         """Fill in a form of a page and send it."""
         form = page.form(action_ends_with)
-        return self.post(urljoin(page.address, form.attributes["action"]), filled(form) | values)
+        return self.post(urldefrag(urljoin(page.address, form.attributes["action"])).url, filled(form) | values)
 
     def sign_in(self, text: str, address: str = "/console/sign-in") -> Seen:
         """Sign in with a token."""
