@@ -88,23 +88,30 @@
     const copy = el.cloneNode(true);
     all("button.copy", copy).forEach((b) => { b.previousSibling?.nodeType === 3 && b.previousSibling.remove(); b.remove(); });
     all("details[open]", copy).forEach((d) => d.removeAttribute("open"));
-    all(".here, .chosen", copy).forEach((r) => { r.classList.remove("here", "chosen"); r.classList.length || r.removeAttribute("class"); });
+    for (const row of [copy, ...all(".here, .chosen", copy)]) {
+      row.classList.remove("here", "chosen");
+      if (!row.classList.length) row.removeAttribute("class");
+    }
     return copy.outerHTML;
   };
 
   function replace(old, fresh) {
     if (busy(old) || plain(old) === plain(fresh)) return;
     const open = new Set(all("details[open][id]", old).map((d) => d.id));
-    const at = all("tr[data-row]", old).indexOf(old.querySelector("tr.here"));
-    const row = at >= 0 ? all("tr[data-row]", old)[at].id : "";
+    const rowsOf = (part) => (part.matches("tr[data-row]") ? [part] : all("tr[data-row]", part));
+    const at = rowsOf(old).findIndex((row) => row.classList.contains("here"));
+    const row = at >= 0 ? rowsOf(old)[at].id : "";
     const chosen = new Set(all("input[type=checkbox]:checked", old).map((c) => c.value));
     const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const node = document.importNode(fresh, true);
     all("details[id]", node).forEach((d) => { d.open = open.has(d.id); });
-    all("input[type=checkbox]", node).forEach((c) => { c.checked = chosen.has(c.value); });
+    for (const box of all("input[type=checkbox]", node)) {
+      box.checked = chosen.has(box.value);
+      box.closest("tr")?.classList.toggle("chosen", box.checked);
+    }
     old.replaceWith(node);
     addCopying(node);
-    const again = row ? document.getElementById(row) : all("tr[data-row]", node)[at];
+    const again = row ? document.getElementById(row) : rowsOf(node)[at];
     again?.classList.add("here");
     if (focused) all("a", node).find((a) => a.getAttribute("href") === focused)?.focus({ preventScroll: true });
   }
@@ -113,7 +120,7 @@
     const parts = all("[data-live]");
     if (!parts.length || document.hidden) return;
     const answer = await fetch(location.href, { headers: { "X-Madeira-Refresh": "1" }, redirect: "error", credentials: "same-origin" });
-    if (!answer.ok) return;
+    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const old of parts) {
       const fresh = old.id && page.getElementById(old.id);
@@ -121,12 +128,17 @@
     }
   }
 
+  let failures = 0;
+
   async function always() {
     try {
       await refresh();
+      failures = 0;
     } catch {
-      // The next one may get through; the page says of itself when it was made.
+      // One that is lost is made up for by the next; more of them must not go unnoticed.
+      failures += 1;
     }
+    document.getElementById("stale").hidden = failures < 2;
     setTimeout(always, EVERY_MS);
   }
 
