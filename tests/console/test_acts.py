@@ -102,13 +102,13 @@ def test_an_act_does_what_it_says_and_leaves_one_row_that_the_page_links_to(
     assert status(conn, event_id) == after
     assert audited(shared_api) == before + 1
     assert last(conn) == (f"token {name}", action, f"event shop/{event_id}", "as agreed <b>")
-    notice = seen.root.one("p", class_="notice")
+    notice = seen.root.one(id="done")
     assert told in notice.text
     link = notice.one("a").attributes["href"]
     assert queried(link) == {"what": f"event shop/{event_id}"}
     assert "as agreed <b>" in browser.get(link).text
     assert "as agreed <b>" in seen.root.one("ol", class_="line").text, "and it is a step of the event"
-    assert not page(browser, event_id).root.all("p", class_="notice"), "told once"
+    assert not page(browser, event_id).root.all(id="done"), "told once"
 
 
 def test_a_notice_is_not_taken_away_by_what_refreshes_the_page(shared_api: Api, conn: Connection) -> None:
@@ -117,8 +117,8 @@ def test_a_notice_is_not_taken_away_by_what_refreshes_the_page(shared_api: Api, 
     form = page(browser, event_id).form("/cancel")
     reply = browser.ask("POST", form.attributes["action"], filled(form) | {"reason": "x"})
     assert reply.status == 303
-    assert not browser.get("/console", **{"X-Madeira-Refresh": "1"}).root.all("p", class_="notice")
-    assert page(browser, event_id).root.all("p", class_="notice")
+    assert not browser.get("/console", **{"X-Madeira-Refresh": "1"}).root.all(id="done")
+    assert page(browser, event_id).root.all(id="done")
 
 
 def test_a_second_click_changes_nothing_and_is_told_so(shared_api: Api, conn: Connection) -> None:
@@ -242,7 +242,7 @@ def test_an_endpoint_is_held_and_let_go_with_a_row_each(shared_api: Api, conn: C
         before = audited(shared_api)
         seen = browser.submit(browser.get(address), f"/{action}", reason=f"to {action} it")
         assert seen.address == address
-        assert name in seen.root.one("p", class_="notice").text
+        assert name in seen.root.one(id="done").text
         assert seen.root.one(id="state").all("span", class_="state")[0].text == state
         assert audited(shared_api) == before + 1
         assert last(conn)[1:] == (action, f"endpoint {name}", f"to {action} it")
@@ -258,7 +258,7 @@ def test_a_paused_endpoint_is_resumed_from_the_overview(shared_api: Api) -> None
     name = made_endpoint(shared_api)
     browser.submit(browser.get(f"/console/endpoints/{name}"), "/pause", reason="x")
     seen = browser.submit(browser.get("/console"), f"/{name}/resume")
-    assert "goes on" in seen.root.one("p", class_="notice").text
+    assert "goes on" in seen.root.one(id="done").text
 
 
 def test_the_built_in_endpoint_offers_no_hold_and_refuses_one(shared_api: Api) -> None:

@@ -244,4 +244,7 @@ def test_what_is_not_there_is_told_in_words(shared_api: Api) -> None:
     assert browser.get("/console/nothing").status == 404
     assert "no page at this address" in browser.get("/console/nothing").text
     assert browser.ask("DELETE", "/console").status == 405
+    for odd in ("/console/%ff", "/console/events/%ff?source=%ff", "/console/events?q=%ff", "/console/events/x?source=%00"):
+        assert browser.get(odd).status in (404, 422, 200), odd
+        assert Browser(shared_api).get(odd).title == "Sign in"
     assert browser.ask("POST", "/console/sign-in", {"a": "b" * 40_000}).status == 413
