@@ -211,6 +211,7 @@ class Application:
             "egress": egress,
             "configurator": Configurator(database=database, sealer=Sealer(s.secret_key), egress=egress),
             "trials": self._trials(database, egress, s),
+            "rules": NewestRules(database=database, sealer=Sealer(s.secret_key), followed=lambda: rules.current),
             "admin_token": s.admin_token,
         }
         self._console = _once(partial(_console, **shared, current=rules.need, sealer=Sealer(s.secret_key)))
@@ -219,7 +220,6 @@ class Application:
             current=rules.need,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             enqueue=enqueue,
-            rules=NewestRules(database=database, sealer=Sealer(s.secret_key), followed=lambda: rules.current),
             max_body=s.max_body,
         )
 

@@ -8,11 +8,12 @@ import falcon
 from madeira import log
 from madeira.api import problems
 from madeira.api.acting import Acting
+from madeira.api.admin.dry_run import NewestRules
 from madeira.api.auth import Authenticator
 from madeira.api.known_tokens import KnownTokens
 from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
-from madeira.console import audit, endpoints, event, events, house, objects, overview, sign_in
+from madeira.console import audit, dry_run, endpoints, event, events, house, objects, overview, sign_in
 from madeira.console.assets import Assets
 from madeira.console.house import House, Section, Templates
 from madeira.console.session import Sessions
@@ -38,6 +39,7 @@ SECTIONS: Final[tuple[tuple[Section, tuple[_Module, ...]], ...]] = (
     (Section("Endpoints", "/console/endpoints"), (endpoints,)),
     (Section("Routes", "/console/routes"), (objects.routes,)),
     (Section("Sources", "/console/sources"), (objects.sources,)),
+    (Section("Dry run", "/console/dry-run"), (dry_run,)),
     (Section("Audit", "/console/audit"), (audit,)),
 )
 
@@ -64,6 +66,7 @@ def create(
     queues: Queues,
     configurator: Configurator,
     trials: Trials,
+    rules: NewestRules,
     egress: Egress,
     auth: Authenticator,
     tokens: KnownTokens,
@@ -80,6 +83,7 @@ def create(
         queues=queues,
         configurator=configurator,
         trials=trials,
+        rules=rules,
         egress=egress,
         acting=Acting(database=database, queues=queues),
         sessions=Sessions(sealer=sealer, auth=auth, tokens=tokens, admin_token=admin_token),

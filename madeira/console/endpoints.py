@@ -193,11 +193,7 @@ def _possible(state: str) -> list[Action]:
 
 def _shown(tried: Tried) -> dict[str, Any]:
     found = tried.shown()
-    request = found["request"]
-    if request is not None:
-        head = "\n".join([f"{request['method']} {request['url']}", *(f"{name}: {value}" for name, value in request["headers"])])
-        found["request"] = f"{head}\n\n{request['body']}"
-    return found
+    return found | {"request": words.request(found["request"])}
 
 
 def _unknown(name: str) -> Problem:

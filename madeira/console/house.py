@@ -18,6 +18,7 @@ import jinja2
 from madeira import __version__
 from madeira.api import problems
 from madeira.api.acting import Acting
+from madeira.api.admin.dry_run import NewestRules
 from madeira.api.answers import jsonable
 from madeira.broker.queues import Queues
 from madeira.console import forms, words
@@ -74,6 +75,7 @@ class House:
     queues: Queues
     configurator: Configurator
     trials: Trials
+    rules: NewestRules
     egress: Egress
     acting: Acting
     sessions: Sessions

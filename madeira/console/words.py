@@ -4,6 +4,7 @@ Everything here gives plain text; the templates escape it. The exact value is ne
 copying.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -117,6 +118,14 @@ def joined(names: Any) -> str:
     """Names as one says them in a sentence."""
     *others, last = [str(name) for name in names]
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def request(document: Mapping[str, Any] | None) -> str | None:
+    """A request that would go out, or went, as it looks on the wire; it holds nothing that is secret."""
+    if document is None:
+        return None
+    head = "\n".join([f"{document['method']} {document['url']}", *(f"{name}: {value}" for name, value in document["headers"])])
+    return f"{head}\n\n{document['body']}"
 
 
 def address(*parts: str, **query: Any) -> str:

@@ -188,7 +188,9 @@ def filled(form: Element) -> dict[str, str]:
     fields = {n: v for n, v in fields.items() if not any(f.matches({"name": n, "type": "checkbox"}) for f in form.all("input"))}
     fields |= {f.attributes["name"]: "".join(map(str, f.children)) for f in form.all("textarea")}
     for select in form.all("select"):
-        fields[select.attributes["name"]] = select.all("option")[0].attributes.get("value", "")
+        options = select.all("option")
+        chosen = next((o for o in options if "selected" in o.attributes), options[0])
+        fields[select.attributes["name"]] = chosen.attributes.get("value", chosen.text)
     return fields
 
 
