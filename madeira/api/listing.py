@@ -51,7 +51,7 @@ class Listing:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show a page of events, the newest first."""
         caller = self._auth.caller(req.env, reading.body(req.env, limit=MAX_BODY), Role.VIEWER)
-        asked = query.read(req, _PARAMETERS)
+        asked = query.read(req, PARAMETERS)
         limit, before = asked.pop("limit", PAGE), asked.pop("cursor", None)
         if caller.source is not None and asked.setdefault("source", caller.source) != caller.source:
             raise problems.invalid([FieldError("source", "must be the one that signs, or be left out")])
@@ -172,12 +172,7 @@ def _before(given: str) -> int:
     return int(found[1])
 
 
-def event_type(given: str) -> str:
-    """A type, or the beginning of one and a star.
-
-    Raises:
-        ValueError: it is neither.
-    """
+def _type(given: str) -> str:
     if not _TYPE.fullmatch(given):
         raise ValueError("must be an event type such as payment.captured, or the beginning of one and a star: payment.*")
     return given
@@ -186,9 +181,10 @@ def event_type(given: str) -> str:
 #: Of what is about one event; a source that cannot be is one that has no such event.
 _WHOSE: Final[dict[str, query.Check]] = {"source": str}
 
-_PARAMETERS: Final = {
+#: What narrows a list.
+PARAMETERS: Final = {
     "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),
-    "event_type": event_type,
+    "event_type": _type,
     "source": query.text,
     "endpoint": query.text,
     "trace_id": query.text,

@@ -5,7 +5,7 @@ Each parameter has a function that checks and converts its text; all that is wro
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import falcon
@@ -18,6 +18,9 @@ _MAX_TEXT: Final = 512
 
 _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 _LINE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
+_CURSOR: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _FRACTION: Final = re.compile(r"(\.\d{6})\d+")
 
 #: Turns the text of a parameter into its value, or raises ValueError with what would be right.
@@ -82,6 +85,22 @@ def moment(given: str) -> datetime:
         except (ValueError, OverflowError):
             pass
     raise ValueError("must be a time in RFC 3339, such as 2026-01-31T12:00:00Z")
+
+
+def cursor(at: datetime, number: int) -> str:
+    """The place behind an entry of a list in the order of (time, id), for clients; `place` reads it."""
+    return f"{(at - _EPOCH) // _MICROSECOND}-{number}"
+
+
+def place(given: str) -> tuple[datetime, int]:
+    """The time and the id of a `cursor`."""
+    found = _CURSOR.fullmatch(given)
+    try:
+        if found:
+            return _EPOCH + int(found[1]) * _MICROSECOND, int(found[2])
+    except OverflowError:
+        pass
+    raise ValueError("must be the next_cursor of an answer")
 
 
 def whole(low: int, high: int) -> Check:

@@ -389,13 +389,6 @@ class Queues:
         """How lanes are."""
         return [lane_state(row) for page in _pages(lanes, 100) for row in self.run("state", DELIVER, *page)]
 
-    def alive(self, within_s: float) -> int:
-        """How many worker processes have given a sign of life in the last `within_s` seconds."""
-        with mapped("count the processes"):
-            seconds, microseconds = self.client.time()
-            since = seconds * 1000 + microseconds // 1000 - int(within_s * 1000)
-            return int(self.client.zcount(f"{self.namespace}:procs", since, "+inf"))
-
     def start(self, lane: str, token: str) -> None:
         """Tell that a call of a slow lane begins now: its pace counts from here."""
         self.run("start", lane, token)
@@ -428,6 +421,13 @@ class Queues:
     def sizes(self, queues: Sequence[str] = KEYED) -> dict[str, Size]:
         """How much is in each queue."""
         return {queue: Size(*size) for queue, size in zip(queues, self.run("sizes", *queues), strict=True)}
+
+    def alive(self, within_s: float) -> int:
+        """How many worker processes have given a sign of life in the last `within_s` seconds."""
+        with mapped("count the processes"):
+            seconds, microseconds = self.client.time()
+            since = seconds * 1000 + microseconds // 1000 - int(within_s * 1000)
+            return int(self.client.zcount(f"{self.namespace}:procs", since, "+inf"))
 
     def flush(self, queue: str) -> None:
         """Drop everything in a queue."""

@@ -9,7 +9,6 @@ from typing import Any, Final
 import falcon
 
 from madeira.api import query
-from madeira.api.admin import audit as api
 from madeira.api.answers import jsonable, rfc3339
 from madeira.api.batch import NDJSON
 from madeira.console import asking
@@ -52,11 +51,11 @@ class AuditPage(Page):
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show a page of it, the latest first."""
-        asked = asking.read(req, {**_FILTERS, "before": api.place})
+        asked = asking.read(req, {**_FILTERS, "before": query.place})
         filters = {name: value for name, value in asked.values.items() if name != "before"}
         with self.house.database.connection() as connection:
             found = store.page(connection, limit=PAGE + 1, before=asked.values.get("before"), **filters)
-        following = api.cursor(found[PAGE - 1]) if len(found) > PAGE else None
+        following = query.cursor(found[PAGE - 1]["at"], found[PAGE - 1]["id"]) if len(found) > PAGE else None
         self.house.show(
             req,
             resp,

@@ -1,5 +1,6 @@
 """Where is the event that one is asked about? Found by its id, its trace, or words; narrowed by filters."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import falcon
@@ -20,13 +21,9 @@ PAGE: Final = 50
 #: Endpoints that a row names.
 _NAMED: Final = 3
 
-_CHECKS: Final = {
+_CHECKS: Final[Mapping[str, query.Check]] = {
     "q": query.text,
-    "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),
-    "event_type": api.event_type,
-    "source": query.text,
-    "endpoint": query.text,
-    "trace_id": query.text,
+    **{name: api.PARAMETERS[name] for name in ("status", "event_type", "source", "endpoint", "trace_id")},
     "since": asking.moment,
     "until": asking.moment,
     "before": query.whole(0, 2**62),
