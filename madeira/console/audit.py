@@ -18,7 +18,7 @@ from madeira.store import audit as store
 from madeira.store.database import Database
 
 #: Entries of a page, and of one reading for a file.
-PAGE: Final = 50
+PAGE: Final = 30
 _READ: Final = 500
 
 #: Entries of a file at most.

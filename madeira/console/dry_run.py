@@ -23,7 +23,7 @@ from madeira.store import events as store
 from madeira.strict_json import NotStrictJson
 
 #: Routes and requests that a page shows.
-_MOST: Final = (100, 10)
+_MOST: Final = (60, 6)
 
 #: Characters of a payload that the form holds; a longer one is tried by the event's address only.
 _PAYLOAD: Final = 8_000

@@ -6,7 +6,7 @@ from typing import Any, Final
 import falcon
 
 from madeira import trial
-from madeira.api import validation
+from madeira.api import query, validation
 from madeira.api.admin import bodies, lanes
 from madeira.api.problems import Problem, unavailable
 from madeira.console import asking, forms, trouble, words
@@ -20,6 +20,9 @@ from madeira.store import holding, overview
 from madeira.store.holding import MOVES, Action
 from madeira.strict_json import Document, NotStrictJson, parse
 from madeira.trial import Trial, Tried
+
+#: Endpoints of a page.
+PAGE: Final = 40
 
 #: What is said after an action.
 _DONE: Final[dict[Action, str]] = {
@@ -51,14 +54,27 @@ class EndpointsPage(Page):
     """``/console/endpoints``."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Show them all, by their trouble."""
-        asking.read(req, {})
+        """Show them, by their trouble."""
+        asked = asking.read(req, {"q": query.text, "skip": query.whole(0, 10**6)})
         house = self.house
         configured = house.configurator.list("endpoint")
         with house.database.connection() as connection:
             found, held = overview.read(connection), holding.states(connection)
-        rows = trouble.rows(configured, found, held=held, queues=house.queues)
-        house.show(req, resp, "endpoints.html", title="Endpoints", rows=rows)
+        wanted = asked.values.get("q", "").lower()
+        rows = [row for row in trouble.rows(configured, found, held=held, queues=house.queues) if wanted in row.name.lower()]
+        skipped = asked.values.get("skip", 0)
+        following = skipped + PAGE if len(rows) > skipped + PAGE else None
+        house.show(
+            req,
+            resp,
+            "endpoints.html",
+            title="Endpoints",
+            rows=rows[skipped : skipped + PAGE],
+            count=len(rows),
+            asked=asked,
+            further=asked.address("endpoints", skip=following) if following else None,
+            chips=asked.chips("endpoints", names={"q": "name"}),
+        )
 
 
 class _OfEndpoint(Page):

@@ -5,13 +5,17 @@ from typing import Any, Final
 
 import falcon
 
+from madeira.api import query
 from madeira.api.admin import bodies
 from madeira.api.problems import Problem
-from madeira.console import asking
+from madeira.console import asking, words
 from madeira.console.house import House, Page
 from madeira.errors import NotThere
 from madeira.routing.fields import Kind
 from madeira.store import audit
+
+#: Objects of a page.
+PAGE: Final = 60
 
 #: Changes that a page shows.
 _HISTORY: Final = 20
@@ -42,9 +46,17 @@ class ObjectsPage(Page):
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show them all: routes in their order, sources by name."""
-        asking.read(req, {})
-        found = self.house.configurator.list(self._kind)
-        self.house.show(req, resp, f"{self._kind}s.html", title=f"{self._kind.title()}s", objects=found)
+        after = asking.read(req, {"after": query.text}).values.get("after")
+        found = list(self.house.configurator.list(self._kind))
+        # One that has been removed meanwhile leads to the beginning.
+        names = [one.name for one in found]
+        begin = names.index(after) + 1 if after in names else 0
+        page = found[begin : begin + PAGE]
+        further = words.address(f"{self._kind}s", after=page[-1].name) if begin + PAGE < len(found) else None
+        title = f"{self._kind.title()}s"
+        self.house.show(
+            req, resp, f"{self._kind}s.html", title=title, objects=page, begin=begin, count=len(found), further=further
+        )
 
 
 class ObjectPage(Page):
