@@ -83,7 +83,7 @@ class EventPage(_OfEvent):
             event=found,
             source=found["source"],
             steps=timeline.steps(found, acts),
-            waits=timeline.waits(found),
+            waits=timeline.waits(found, self._rates(found)),
             cancel=_cancel(found),
             replay=_possible(found, _replay),
             again=_possible(found, _again),
@@ -92,6 +92,12 @@ class EventPage(_OfEvent):
             most=_PAYLOAD,
             curl=_curl(found),
         )
+
+    def _rates(self, found: Mapping[str, Any]) -> dict[str, float | None]:
+        """The pace of the endpoints for which something of it is unfinished."""
+        names = {d["endpoint"] for d in found["deliveries"] if d["status"] in ("pending", "delivering")}
+        endpoints = self.house.rules.read().endpoints if names else {}
+        return {name: endpoints[name].rate for name in names & endpoints.keys()}
 
 
 class EventJson(_OfEvent):

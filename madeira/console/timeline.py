@@ -70,8 +70,8 @@ def _bounded(made: list[Step]) -> list[Step]:
     return [replace(step, answer="(in the JSON)") if n in with_answers else step for n, step in enumerate(made)]
 
 
-def waits(found: Mapping[str, Any]) -> list[Step]:
-    """What is unfinished, what it waits for, and until when."""
+def waits(found: Mapping[str, Any], rates: Mapping[str, float | None]) -> list[Step]:
+    """What is unfinished, what it waits for, and until when; `rates` are the calls a second that endpoints allow."""
     now = datetime.now(UTC)
     if found["status"] == "pending":
         return [Step(now, "Waits to be routed", "wait", _where(found.get("waits"), found["deliver_at"]))]
@@ -79,11 +79,12 @@ def waits(found: Mapping[str, Any]) -> list[Step]:
     for delivery in found["deliveries"]:
         if delivery["status"] in ("pending", "delivering"):
             place = delivery.get("waits")
+            where = _where(place, delivery["next_attempt_at"], rates.get(delivery["endpoint"]))
             behind = (place or {}).get("behind")
             link = words.address("events", behind["event_id"], source=behind["source"]) if behind else None
             asked = "; it was asked to end: no retry follows" if delivery["cancel_requested_at"] else ""
             title = f"{delivery['endpoint']} " + ("is being called" if delivery["status"] == "delivering" else "waits")
-            made.append(Step(now, title, "busy", _where(place, delivery["next_attempt_at"]) + asked, link=link))
+            made.append(Step(now, title, "busy", where + asked, link=link))
     return made
 
 
@@ -161,7 +162,7 @@ def _act(entry: Mapping[str, Any]) -> Step:
     return Step(entry["at"], title, "off", f"only {only}" if only else None)
 
 
-def _where(place: Mapping[str, Any] | None, due: datetime | None) -> str:
+def _where(place: Mapping[str, Any] | None, due: datetime | None, rate: float | None = None) -> str:
     """What it waits for and until when, in words."""
     if place is None:
         return "not known"
@@ -169,7 +170,7 @@ def _where(place: Mapping[str, Any] | None, due: datetime | None) -> str:
         case "held":
             return f"in a worker's hands; should that be gone, another takes over in {words.span(place['seconds'])}"
         case "waiting":
-            return _in_its_lane(place)
+            return _in_its_lane(place, rate)
         case "delayed":
             until = datetime.now(UTC) + timedelta(seconds=place["seconds"])
             return f"due in {words.span(place['seconds'])}, at {words.exact(until)}"
@@ -181,7 +182,7 @@ def _where(place: Mapping[str, Any] | None, due: datetime | None) -> str:
     return "not known: Redis cannot be reached"
 
 
-def _in_its_lane(place: Mapping[str, Any]) -> str:
+def _in_its_lane(place: Mapping[str, Any], rate: float | None) -> str:
     ahead = f"behind {words.plural(place['ahead'], 'other')}" if place["ahead"] else "next in its line"
     until = f", until {words.exact(place['until'])} at least" if place.get("until") else ""
     match place.get("for"):
@@ -194,7 +195,15 @@ def _in_its_lane(place: Mapping[str, Any]) -> str:
         case "retry_after":
             return f"{ahead}; the receiver asked to be left alone{until}"
         case "rate":
-            return f"{ahead}; the endpoint's pace allows the next call in {words.span(place['seconds'])}"
+            return f"{ahead}; the endpoint's pace allows the next call in {words.span(place['seconds'])}{_turn(place, rate)}"
         case "cap":
             return f"{ahead}; as many calls as the endpoint may get are under way"
-    return f"{ahead}; goes as soon as a worker is free"
+    return f"{ahead}; goes as soon as a worker is free{_turn(place, rate)}"
+
+
+def _turn(place: Mapping[str, Any], rate: float | None) -> str:
+    """When its turn comes by the pace; earlier it does not, since others may come before it."""
+    if not rate or not place["ahead"]:
+        return ""
+    turn = datetime.now(UTC) + timedelta(seconds=place["seconds"] + place["ahead"] / rate)
+    return f"; at {rate:g}/s its turn comes at {turn:%H:%M:%S} UTC or later"

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 import pytest
+import time_machine
 
 from madeira.broker.queues import Place
 from madeira.console import timeline
@@ -23,7 +24,7 @@ LIMITS = {
 }
 
 
-def waits(place: dict[str, Any] | None, *, status: str = "pending", asked_to_end: bool = False) -> str:
+def waits(place: dict[str, Any] | None, *, status: str = "pending", asked_to_end: bool = False, rate: float | None = None) -> str:
     """What is told of a delivery."""
     delivery = {
         "endpoint": "ledger",
@@ -32,7 +33,7 @@ def waits(place: dict[str, Any] | None, *, status: str = "pending", asked_to_end
         "next_attempt_at": UNTIL,
         "cancel_requested_at": UNTIL if asked_to_end else None,
     }
-    (step,) = timeline.waits({"status": "delivering", "deliveries": [delivery]})
+    (step,) = timeline.waits({"status": "delivering", "deliveries": [delivery]}, {"ledger": rate})
     return f"{step.title}: {step.detail}"
 
 
@@ -53,6 +54,14 @@ def test_what_waits_in_its_lane_says_for_what(limit: str) -> None:
     assert waits(place | {"ahead": 0}).startswith("ledger waits: next in its line; ")
 
 
+def test_what_is_far_behind_says_when_its_turn_comes_by_the_pace() -> None:
+    with time_machine.travel(UNTIL, tick=False):
+        told = waits({"where": "waiting", "seconds": 1.0, "ahead": 270, "for": "rate"}, rate=30.0)
+        assert told.endswith("; at 30/s its turn comes at 12:00:10 UTC or later")
+        assert "its turn" not in waits({"where": "waiting", "seconds": 1.0, "ahead": 0, "for": "rate"}, rate=30.0)
+        assert "its turn" not in waits({"where": "waiting", "seconds": 1.0, "ahead": 9, "for": "paused"}, rate=30.0)
+
+
 def test_every_place_has_its_words() -> None:
     kinds = get_args(Place.__annotations__["kind"])
     assert set(kinds) == {"held", "waiting", "delayed", "nowhere"}
@@ -66,7 +75,7 @@ def test_every_place_has_its_words() -> None:
 def test_what_stands_behind_another_in_its_order_leads_there() -> None:
     place = {"where": "ordering", "seconds": 0.0, "ahead": 3, "behind": {"source": "shop", "event_id": "e-1"}}
     delivery = {"endpoint": "a", "status": "pending", "waits": place, "next_attempt_at": UNTIL, "cancel_requested_at": None}
-    (step,) = timeline.waits({"status": "delivering", "deliveries": [delivery]})
+    (step,) = timeline.waits({"status": "delivering", "deliveries": [delivery]}, {})
     assert "behind 3 others" in str(step.detail)
     assert step.link == "/console/events/e-1?source=shop"
 
@@ -81,10 +90,10 @@ def test_what_was_asked_to_end_while_it_is_called_says_so() -> None:
 def test_an_event_of_the_future_says_when_it_is_routed() -> None:
     place = {"where": "delayed", "seconds": 3600.0, "ahead": 0}
     due = datetime.now(UTC) + timedelta(hours=1)
-    (step,) = timeline.waits({"status": "pending", "waits": place, "deliver_at": due, "deliveries": []})
+    (step,) = timeline.waits({"status": "pending", "waits": place, "deliver_at": due, "deliveries": []}, {})
     assert step.title == "Waits to be routed"
     assert "due in 1 h" in str(step.detail)
 
 
 def test_what_has_ended_waits_for_nothing() -> None:
-    assert timeline.waits({"status": "succeeded", "deliveries": [{"status": "succeeded"}]}) == []
+    assert timeline.waits({"status": "succeeded", "deliveries": [{"status": "succeeded"}]}, {}) == []
