@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import falcon
 
-from madeira.api import query, reading
+from madeira.api import reading
+from madeira.api.admin import bodies
 from madeira.api.problems import FieldError, Problem, invalid
 
 #: Bytes of a form; a payload to try an endpoint with fits.
@@ -20,9 +21,6 @@ MAX_BYTES: Final = 32_768
 
 #: Fields of a form.
 _MAX_FIELDS: Final = 64
-
-#: Characters of a reason.
-MAX_REASON: Final = 500
 
 _FORM: Final = "application/x-www-form-urlencoded"
 
@@ -67,9 +65,10 @@ def reason(form: Mapping[str, str], *, required: bool = True) -> str | None:
     given = form.get("reason", "").strip()
     if not given and required:
         raise invalid([FieldError("reason", "is needed: say why in a few words; it stands in the audit")])
-    if len(given) > MAX_REASON or not query.is_line(given):
-        raise invalid([FieldError("reason", f"must be a line of at most {MAX_REASON} printable characters")])
-    return given or None
+    try:
+        return bodies.reason(given) or None
+    except ValueError as e:
+        raise invalid([FieldError("reason", str(e))]) from None
 
 
 def refuse_other_sites(req: falcon.Request) -> None:
