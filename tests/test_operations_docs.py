@@ -24,9 +24,6 @@ PAGE = (ROOT / "docs" / "operations.md").read_text()
 #: Methods of a logger that write what somebody may be woken by.
 LOUD = {"warning", "error", "exception", "critical"}
 
-#: Groups of commands that `madeira` may not have.
-LATER = {"dead", "jobs"}
-
 
 def first_cells() -> set[str]:
     """The words that have a row of their own in a table."""
@@ -81,8 +78,6 @@ def test_every_command_of_the_page_exists() -> None:
         command: click.Command = main
         while isinstance(command, click.Group) and words and words[0] in command.commands:
             command = command.commands[words.pop(0)]
-        if command is main and words[0] in LATER:
-            continue
         assert command is not main, words
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, (command.name, words)

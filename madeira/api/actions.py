@@ -7,23 +7,23 @@ a program with a token: an operator, for an erasure an administrator.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import falcon
 
-from madeira import log, strict_json
+from madeira import strict_json
 from madeira.api import problems, query, reading
+from madeira.api.acting import Acting
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.listing import source_of, unknown
 from madeira.api.problems import FieldError, Problem
-from madeira.broker.queues import DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
-from madeira.errors import BrokerUnavailable, IllegalTransition
-from madeira.records import DeliveryRef
+from madeira.broker.queues import Queues
+from madeira.errors import IllegalTransition
 from madeira.states import Role
-from madeira.store import cancelling, erase, ordering, replay
+from madeira.store import cancelling, erase, ordering
 from madeira.store.database import Database
 from madeira.strict_json import NotStrictJson
 
@@ -42,8 +42,6 @@ PAGE: Final = 500
 #: Seconds after which cancelling all of an endpoint stops for now, before a client or a proxy gives the request up.
 ENOUGH_S: Final = 15.0
 
-_log = log.get(__name__)
-
 
 class _Action:
     """What all actions work with."""
@@ -51,33 +49,7 @@ class _Action:
     def __init__(self, *, auth: Authenticator, database: Database, queues: Queues) -> None:
         self._auth = auth
         self._database = database
-        self._queues = queues
-
-    def _ensure(self, keys: Sequence[Ensure]) -> None:
-        """Queue what is due now; should that fail, reconcile does."""
-        try:
-            self._queues.ensure(keys)
-        except BrokerUnavailable as e:
-            _log.warning("action.not_queued", reason=str(e), keys=len(keys))
-
-    def _forget(self, queue: str, keys: Sequence[str]) -> None:
-        """Take what was cancelled out of a queue; should that fail, routing and claim refuse it later."""
-        try:
-            self._queues.forget(queue, keys)
-        except BrokerUnavailable as e:
-            _log.warning("cancel.not_forgotten", reason=str(e), keys=len(keys))
-
-    def _forget_deliveries(self, refs: Sequence[DeliveryRef]) -> None:
-        self._forget(DELIVER, [delivery_key(ref) for ref in refs])
-
-    def _go_on_after(self, ended: Sequence[DeliveryRef]) -> None:
-        """Queue what follows on ended deliveries in their order. Before these are forgotten: a key that is still queued when this
-        process dies makes its claim see to it.
-        """
-        with self._database.connection() as connection:
-            following = ordering.following(connection, ended)
-        if following:
-            self._ensure([ensure_delivery(ref) for ref in following])
+        self._acting = Acting(database=database, queues=queues)
 
 
 class Cancel(_Action):
@@ -89,13 +61,10 @@ class Cancel(_Action):
         caller = self._auth.caller(req.env, raw, Role.OPERATOR)
         asked = _asked(raw, endpoint=_endpoint)
         source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
-        with _told(), self._database.connection() as connection:
-            result = cancelling.cancel(connection, source, event_id, caller.name, asked.get("reason", ""), endpoint)
+        with _told():
+            result = self._acting.cancel(source, event_id, who=caller.name, why=asked.get("reason", ""), endpoint=endpoint)
         if result is None:
             raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
-        self._forget(ROUTE, [str(result.seq)])
-        self._go_on_after(result.cancelled)
-        self._forget_deliveries(result.cancelled)
         _answer(resp, event_id, source, status=result.status, cancelled=len(result.cancelled), requested=result.requested)
 
 
@@ -107,21 +76,11 @@ class Replay(_Action):
         caller = self._auth.person(req.env, Role.OPERATOR)
         asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True, endpoint=_endpoint, force=_flag)
         source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
-        with _told(), self._database.connection() as connection:
-            result = replay.replay(
-                connection,
-                source,
-                event_id,
-                caller.name,
-                asked["reason"],
-                endpoint=endpoint,
-                force=asked.get("force", False),
-            )
+        force = asked.get("force", False)
+        with _told():
+            result = self._acting.replay(source, event_id, who=caller.name, why=asked["reason"], endpoint=endpoint, force=force)
         if result is None:
             raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
-        with self._database.connection() as connection:
-            first = ordering.leading(connection, result.refs)
-        self._ensure([ensure_delivery(ref) for ref in first])
         _answer(resp, event_id, source, status=result.status, replayed=len(result.refs), endpoints=result.endpoints)
 
 
@@ -133,11 +92,10 @@ class Reroute(_Action):
         caller = self._auth.person(req.env, Role.OPERATOR)
         asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True)
         source = source_of(caller, req, event_id)
-        with _told(), self._database.connection() as connection:
-            result = replay.reroute(connection, source, event_id, caller.name, asked["reason"])
+        with _told():
+            result = self._acting.reroute(source, event_id, who=caller.name, why=asked["reason"])
         if result is None:
             raise unknown(event_id)
-        self._ensure([Ensure(ROUTE, str(result.seq))])
         _answer(resp, event_id, source, status="pending", removed=result.endpoints)
 
 
@@ -173,9 +131,9 @@ class CancelEndpoint(_Action):
         while not sweep.complete and time.monotonic() < enough:
             with self._database.connection() as connection:
                 ended = sweep.go_on(connection, PAGE)
-            self._forget_deliveries(ended)
+            self._acting.forget(ended)
         with self._database.connection() as connection:
-            self._ensure([ensure_delivery(ref) for ref in ordering.of_endpoint(connection, name, PAGE)])
+            self._acting.ensure(ordering.of_endpoint(connection, name, PAGE))
         if not sweep.known:
             raise _no_endpoint(name)
         answer = {"endpoint": name, "cancelled": sweep.cancelled, "requested": sweep.requested, "complete": sweep.complete}

@@ -7,6 +7,7 @@ survive a fork, so each process opens its own when its server says so (``deploy/
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import falcon
@@ -151,11 +152,15 @@ class Application:
         self._lock = threading.Lock()
         self._parts = ExitStack()
         self._api: WsgiApp | None = None
+        self._console: Callable[[], WsgiApp] | None = None
         self._settings: Settings | None = None
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
-        return (self._api or self.open())(environ, start_response)
+        api = self._api or self.open()
+        if self._console is not None and f"{environ['PATH_INFO']}/".startswith("/console/"):
+            return self._console()(environ, start_response)
+        return api(environ, start_response)
 
     @property
     def settings(self) -> Settings:
@@ -188,7 +193,7 @@ class Application:
     def close(self) -> None:
         """Commit what waits and close all connections."""
         with self._lock:
-            self._api = None
+            self._api = self._console = None
             self._parts.close()
 
     def _make(self, s: Settings) -> WsgiApp:
@@ -208,19 +213,23 @@ class Application:
         commits.start()
         self._parts.callback(commits.stop, STOP_S)
         egress = Egress(allow=s.egress_allow, deny=s.egress_deny)
+        shared: dict[str, Any] = {
+            "database": database,
+            "queues": queues,
+            "tokens": tokens,
+            "egress": egress,
+            "configurator": Configurator(database=database, sealer=Sealer(s.secret_key), egress=egress),
+            "trials": self._trials(database, egress, s),
+            "rules": NewestRules(database=database, sealer=Sealer(s.secret_key), followed=lambda: rules.current),
+            "admin_token": s.admin_token,
+        }
+        self._console = _once(partial(_console, **shared, current=rules.need, sealer=Sealer(s.secret_key)))
         return create(
+            **shared,
             current=rules.need,
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             enqueue=enqueue,
-            database=database,
-            queues=queues,
-            tokens=tokens,
-            egress=egress,
-            configurator=Configurator(database=database, sealer=Sealer(s.secret_key), egress=egress),
-            trials=self._trials(database, egress, s),
-            rules=NewestRules(database=database, sealer=Sealer(s.secret_key), followed=lambda: rules.current),
             max_body=s.max_body,
-            admin_token=s.admin_token,
         )
 
     def _trials(self, database: Database, egress: Egress, s: Settings) -> Trials:
@@ -238,6 +247,29 @@ class Application:
                 "api.no_sources", remedy="make sources with `madeira apply` or the API; until then every event is refused"
             )
         return rules
+
+
+def _console(*, current: Callable[[], Rules], tokens: KnownTokens, admin_token: str, **parts: Any) -> WsgiApp:
+    """The console; it is loaded with its first page, since many processes never serve one."""
+    from madeira import console
+
+    auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
+    return console.create(**parts, auth=auth, tokens=tokens, admin_token=admin_token)
+
+
+def _once(make: Callable[[], WsgiApp]) -> Callable[[], WsgiApp]:
+    """Makes it at the first call, whichever thread that is, and gives the same ever after."""
+    lock = threading.Lock()
+    made: list[WsgiApp] = []
+
+    def get() -> WsgiApp:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0]
+
+    return get
 
 
 #: What ``gunicorn madeira.api:app`` serves.

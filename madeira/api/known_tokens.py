@@ -56,8 +56,7 @@ class KnownTokens:
         handle = store.handle_of(text)
         if handle is None:
             return None
-        now = time.monotonic()
-        known = self._since(now - FRESH_S).get(handle) or self._since(now).get(handle)
+        known = self._look_up(handle)
         # Compared in constant time, also where there is nothing to compare with.
         same = hmac.compare_digest(store.digest_of(text), known.digest if known else self._nobody)
         if known is None or not same:
@@ -65,9 +64,24 @@ class KnownTokens:
         self._uses.note(handle)
         return known
 
+    def held(self, handle: str) -> Token | None:
+        """The token of this handle, for whoever has shown its text before; None when it does not hold any more.
+
+        Raises:
+            StoreUnavailable: Postgres could not be asked.
+        """
+        known = self._look_up(handle)
+        if known is not None:
+            self._uses.note(handle)
+        return known
+
     def stop(self) -> None:
         """Note what is left to note, and end the thread."""
         self._uses.stop()
+
+    def _look_up(self, handle: str) -> Token | None:
+        now = time.monotonic()
+        return self._since(now - FRESH_S).get(handle) or self._since(now).get(handle)
 
     def _since(self, moment: float) -> dict[str, Token]:
         """The tokens as they were at `moment` or later."""

@@ -47,7 +47,7 @@ class Listing:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show a page of events, the newest first."""
         caller = self._auth.caller(req.env, reading.body(req.env, limit=MAX_BODY), Role.VIEWER)
-        asked = query.read(req, _PARAMETERS)
+        asked = query.read(req, PARAMETERS)
         limit, before = asked.pop("limit", PAGE), asked.pop("cursor", None)
         if caller.source is not None and asked.setdefault("source", caller.source) != caller.source:
             raise problems.invalid([FieldError("source", "must be the one that signs, or be left out")])
@@ -74,30 +74,41 @@ class Event:
         """Show one event."""
         caller = self._auth.caller(req.env, reading.body(req.env, limit=MAX_BODY), Role.VIEWER)
         source = source_of(caller, req, event_id)
-        with self._database.connection() as connection:
-            found = store.find(connection, source, event_id)
-            if found is None:
-                raise unknown(event_id)
-            ordered = any(d["ordering_key"] is not None and d["status"] == "pending" for d in found["deliveries"])
-            waits = ordering.waits(connection, found["seq"]) if ordered else {}
-        self._add_places(found, waits)
-        for delivery in found["deliveries"]:
-            if delivery["id"] in waits:
-                delivery["waits"] = _behind(waits[delivery["id"]], caller)
+        found = find(source, event_id, database=self._database, queues=self._queues, asked_by=caller.source)
+        if found is None:
+            raise unknown(event_id)
         resp.data = envelope(found)
 
-    def _add_places(self, found: dict[str, Any], elsewhere: Container[int]) -> None:
-        """Say where waits what is unfinished and does not wait `elsewhere`, as far as Redis can tell at this moment."""
-        waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering") and d["id"] not in elsewhere]
-        keys = [delivery_key(DeliveryRef(d["id"], found["seq"], d["lane"])) for d in waiting]
-        try:
-            if found["status"] == "pending":
-                found["waits"] = _place(self._queues.where(ROUTE, [str(found["seq"])])[0])
-            for delivery, place in zip(waiting, self._queues.where(DELIVER, keys), strict=True):
-                delivery["waits"] = _place(place)
-        except BrokerUnavailable:
-            for part in [*waiting, *([found] if found["status"] == "pending" else [])]:
-                part["waits"] = {"where": "unknown"}
+
+def find(source: str, event_id: str, *, database: Database, queues: Queues, asked_by: str | None = None) -> dict[str, Any] | None:
+    """An event with its ``deliveries``, their ``attempts``, and in ``waits`` where waits what is unfinished; None when there
+    is none. `asked_by` is the source that asks, which is told the ids of its own events only; None: a person.
+    """
+    with database.connection() as connection:
+        found = store.find(connection, source, event_id)
+        if found is None:
+            return None
+        ordered = any(d["ordering_key"] is not None and d["status"] == "pending" for d in found["deliveries"])
+        waits = ordering.waits(connection, found["seq"]) if ordered else {}
+    _add_places(found, waits, queues)
+    for delivery in found["deliveries"]:
+        if delivery["id"] in waits:
+            delivery["waits"] = _behind(waits[delivery["id"]], asked_by)
+    return found
+
+
+def _add_places(found: dict[str, Any], elsewhere: Container[int], queues: Queues) -> None:
+    """Say where waits what is unfinished and does not wait `elsewhere`, as far as Redis can tell at this moment."""
+    waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering") and d["id"] not in elsewhere]
+    keys = [delivery_key(DeliveryRef(d["id"], found["seq"], d["lane"])) for d in waiting]
+    try:
+        if found["status"] == "pending":
+            found["waits"] = _place(queues.where(ROUTE, [str(found["seq"])])[0])
+        for delivery, place in zip(waiting, queues.where(DELIVER, keys), strict=True):
+            delivery["waits"] = _place(place)
+    except BrokerUnavailable:
+        for part in [*waiting, *([found] if found["status"] == "pending" else [])]:
+            part["waits"] = {"where": "unknown"}
 
 
 def source_of(caller: Caller, req: falcon.Request, event_id: str) -> str:
@@ -134,10 +145,10 @@ def _place(place: Any) -> dict[str, Any]:
     return shown
 
 
-def _behind(wait: Wait, caller: Caller) -> dict[str, Any]:
+def _behind(wait: Wait, asked_by: str | None) -> dict[str, Any]:
     """How it is shown that a delivery waits for another event; a source is told the ids of its own only."""
     shown = {"where": "ordering", "seconds": 0.0, "ahead": wait.ahead}
-    if caller.source not in (None, wait.source):
+    if asked_by not in (None, wait.source):
         return shown
     return shown | {"behind": {"source": wait.source, "event_id": wait.event_id}}
 
@@ -160,7 +171,8 @@ def _before(given: str) -> int:
 #: Of what is about one event; a source that cannot be is one that has no such event.
 _WHOSE: Final[dict[str, query.Check]] = {"source": str}
 
-_PARAMETERS: Final = {
+#: What narrows a list.
+PARAMETERS: Final = {
     "status": lambda given: EventStatus(query.choice(*EventStatus)(given)),
     "event_type": selection.CHECKS["event_type"],
     "source": query.text,

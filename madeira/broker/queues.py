@@ -450,6 +450,13 @@ class Queues:
         """How much is in each queue."""
         return {queue: Size(*size) for queue, size in zip(queues, self.run("sizes", *queues), strict=True)}
 
+    def alive(self, within_s: float) -> int:
+        """How many worker processes have given a sign of life in the last `within_s` seconds."""
+        with mapped("count the processes"):
+            seconds, microseconds = self.client.time()
+            since = seconds * 1000 + microseconds // 1000 - int(within_s * 1000)
+            return int(self.client.zcount(f"{self.namespace}:procs", since, "+inf"))
+
     def flush(self, queue: str) -> None:
         """Drop everything in a queue."""
         self.run("flush", queue)

@@ -61,6 +61,12 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "until": "created_at < %(until)s",
     # OFFSET 0: asked of each event by itself, never as a join, which would not keep the order.
     "endpoint": "EXISTS (SELECT FROM delivery d WHERE d.event_seq = e.seq AND d.endpoint = %(endpoint)s OFFSET 0)",
+    # The beginning of a payload: it may be large, and ten thousand of them are looked through.
+    "words": """
+        strpos(lower(concat_ws(' ', event_id, event_type, routing_key, target_uri, reason)), %(words)s) > 0
+        OR EXISTS (SELECT FROM event p WHERE p.seq = e.seq AND strpos(lower(left(p.payload, 10000)), %(words)s) > 0 OFFSET 0)
+        OR EXISTS (SELECT FROM delivery d WHERE d.event_seq = e.seq AND strpos(lower(d.last_error), %(words)s) > 0 OFFSET 0)
+    """,
 }
 
 #: Has an index read in its order, a row at a time: while Postgres has not counted the rows of a table it believes that there
@@ -104,6 +110,9 @@ class Wanted:
     since: datetime | None = None
     #: Accepted before this time.
     until: datetime | None = None
+    #: A text that stands in what an event says of itself, in the beginning of its payload, or in the last error of a delivery;
+    #: small and large letters are alike.
+    words: str | None = None
 
 
 def page(conn: psycopg.Connection[Any], wanted: Wanted, *, limit: int, before: int | None = None) -> Page:
@@ -114,7 +123,7 @@ def page(conn: psycopg.Connection[Any], wanted: Wanted, *, limit: int, before: i
     params, conditions = _asked(wanted)
     params |= {"limit": limit, "look": LOOK, **_between(conn, wanted, before)}
     where, order = _walk(wanted)
-    asked = " AND ".join(_CONDITIONS[name] for name in conditions) or "true"
+    asked = " AND ".join(f"({_CONDITIONS[name]})" for name in conditions) or "true"
     walk = f"FROM event WHERE {where} ORDER BY {order}"
     # What is met is asked one by one, in the order of the walk: nothing here is joined or sorted.
     statement = f"SELECT * FROM (SELECT {_COLUMNS} {walk} LIMIT %(look)s) e WHERE {asked} LIMIT %(limit)s"  # noqa: S608
@@ -135,6 +144,8 @@ def _asked(wanted: Wanted) -> tuple[dict[str, Any], list[str]]:
         for name in ("status", "source", "endpoint", "trace_id", "since", "until")
         if (value := getattr(wanted, name)) is not None
     }
+    if wanted.words is not None:
+        params["words"] = wanted.words.lower()
     kind = wanted.event_type
     if kind is not None and kind.endswith("*"):
         params["type_prefix"] = kind[:-1]

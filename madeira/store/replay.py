@@ -5,7 +5,7 @@ anew before it ends. So of two who do the same at once the second finds nothing 
 for the caller to tell after the commit; should he not get to it, reconcile does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -138,16 +138,12 @@ def replay(
         event = _locked(conn, source, event_id)
         if event is None:
             return None
-        if event.erased:
-            raise IllegalTransition(f"the payload of event {event_id} was erased: there is nothing to send", code="erased")
         deliveries = _deliveries(conn, event.seq)
         if endpoint is not None:
             deliveries = [d for d in deliveries if d.endpoint == endpoint]
-            if not deliveries and event.status is not EventStatus.PENDING:
+            if not deliveries and event.status is not EventStatus.PENDING and not event.erased:
                 return None
-        wanted = [d for d in deliveries if _may_be_replayed(d, force)]
-        if not wanted or event.status is EventStatus.PENDING:
-            raise _not_replayable(event, event_id, deliveries)
+        wanted = _to_replay(event, event_id, deliveries, force)
         conn.execute(REPLAY, {"ids": numbers(d.id for d in wanted), "job_id": None})
         ((status,),) = conn.execute(RECOUNT, {"seqs": numbers([event.seq])})
         endpoints = [d.endpoint for d in wanted]
@@ -155,6 +151,35 @@ def replay(
         audit.record(conn, who, "replay", f"event {source}/{event_id}", why, detail)
         refs = [DeliveryRef(d.id, event.seq, d.lane, line="replay") for d in wanted]
         return ReplayResult(event.seq, EventStatus(status), refs, endpoints)
+
+
+def replayable(found: Mapping[str, Any], *, force: bool = False) -> list[str]:
+    """The endpoints to which a replay would send an event again, which is as `events.find` gives it. Nothing is locked: it may
+    be another thing a moment later.
+
+    Raises:
+        IllegalTransition: as `replay`.
+    """
+    event, deliveries = _as_found(found)
+    return [d.endpoint for d in _to_replay(event, found["event_id"], deliveries, force)]
+
+
+def reroutable(found: Mapping[str, Any]) -> list[str]:
+    """The endpoints whose deliveries, born dead, a reroute would take away; otherwise as `replayable`.
+
+    Raises:
+        IllegalTransition: as `reroute`.
+    """
+    event, deliveries = _as_found(found)
+    return [d.endpoint for d in _to_unbear(event, found["event_id"], deliveries)]
+
+
+def _as_found(found: Mapping[str, Any]) -> tuple[_Event, list[_Delivery]]:
+    event = _Event(found["seq"], EventStatus(found["status"]), found["reason"], found["erased_at"] is not None)
+    return event, [
+        _Delivery(d["id"], d["endpoint"], d["lane"], DeliveryStatus(d["status"]), d["attempt"], d["failure_class"])
+        for d in found["deliveries"]
+    ]
 
 
 def _locked(conn: psycopg.Connection[Any], source: str, event_id: str) -> _Event | None:
@@ -165,6 +190,16 @@ def _locked(conn: psycopg.Connection[Any], source: str, event_id: str) -> _Event
 def _deliveries(conn: psycopg.Connection[Any], seq: int) -> list[_Delivery]:
     rows = conn.execute(_LOCK_DELIVERIES, {"seq": seq})
     return [_Delivery(i, endpoint, lane, DeliveryStatus(status), *rest) for i, endpoint, lane, status, *rest in rows]
+
+
+def _to_replay(event: _Event, event_id: str, deliveries: Sequence[_Delivery], force: bool) -> list[_Delivery]:
+    """What of an event can be sent again."""
+    if event.erased:
+        raise IllegalTransition(f"the payload of event {event_id} was erased: there is nothing to send", code="erased")
+    wanted = [d for d in deliveries if _may_be_replayed(d, force)]
+    if not wanted or event.status is EventStatus.PENDING:
+        raise _not_replayable(event, event_id, deliveries)
+    return wanted
 
 
 def _may_be_replayed(delivery: _Delivery, force: bool) -> bool:
@@ -210,18 +245,23 @@ def reroute(conn: psycopg.Connection[Any], source: str, event_id: str, who: str,
         event = _locked(conn, source, event_id)
         if event is None:
             return None
-        if event.erased:
-            raise IllegalTransition(f"the payload of event {event_id} was erased: there is nothing to route", code="erased")
-        deliveries = _deliveries(conn, event.seq)
-        gone = [d for d in deliveries if d.born_dead]
-        if event.status is not EventStatus.DEAD or not (gone or not deliveries or event.reason == FailureClass.PLATFORM):
-            raise _not_routable(event, event_id)
+        gone = _to_unbear(event, event_id, _deliveries(conn, event.seq))
         conn.execute(UNBEAR, {"ids": numbers(d.id for d in gone)})
         conn.execute(REROUTE, {"seqs": numbers([event.seq]), "gone": numbers([len(gone)])})
         endpoints = [d.endpoint for d in gone]
         detail = {"removed": endpoints, "was": event.reason}
         audit.record(conn, who, "reroute", f"event {source}/{event_id}", why, detail)
         return RerouteResult(event.seq, endpoints)
+
+
+def _to_unbear(event: _Event, event_id: str, deliveries: Sequence[_Delivery]) -> list[_Delivery]:
+    """What is taken away of an event that can be routed again."""
+    if event.erased:
+        raise IllegalTransition(f"the payload of event {event_id} was erased: there is nothing to route", code="erased")
+    gone = [d for d in deliveries if d.born_dead]
+    if event.status is not EventStatus.DEAD or not (gone or not deliveries or event.reason == FailureClass.PLATFORM):
+        raise _not_routable(event, event_id)
+    return gone
 
 
 def _not_routable(event: _Event, event_id: str) -> IllegalTransition:

@@ -52,6 +52,8 @@ class Reply:
     headers: Mapping[str, str]
     body: bytes
     duration_s: float
+    #: The lines of ``Set-Cookie``, of which there may be several.
+    cookies: tuple[str, ...] = ()
 
     @property
     def json(self) -> Any:
@@ -148,7 +150,9 @@ class Api:
             connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
             content = answer.read()
-        return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, content, time.perf_counter() - started)
+        headers = {k.lower(): v for k, v in answer.getheaders()}
+        cookies = tuple(answer.headers.get_all("Set-Cookie", ()))
+        return Reply(answer.status, headers, content, time.perf_counter() - started, cookies)
 
     def post(self, body: bytes, headers: Mapping[str, str] | None = None, **signing: Any) -> Reply:
         """Post `body` as an event, signed, with `headers` over those of the signature."""

@@ -10,22 +10,20 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import log
 from madeira.api import problems, query
+from madeira.api.acting import Acting
 from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
-from madeira.lanes.state import STATES, LaneState, hold_of
+from madeira.lanes.state import STATES, LaneState
 from madeira.routing.config import CALLBACK
 from madeira.states import Role
 from madeira.store import holding
 from madeira.store.database import Database
 from madeira.store.holding import Action, Holding
-
-_log = log.get(__name__)
 
 #: The actions, and whether they need a reason.
 ACTIONS: Final[dict[Action, bool]] = {"pause": True, "resume": False, "disable": True, "enable": False}
@@ -36,8 +34,7 @@ class Hold:
 
     def __init__(self, *, auth: Authenticator, database: Database, queues: Queues, action: Action) -> None:
         self._auth = auth
-        self._database = database
-        self._queues = queues
+        self._acting = Acting(database=database, queues=queues)
         self._action: Action = action
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
@@ -50,21 +47,12 @@ class Hold:
         if not bodies.NAME.fullmatch(name):
             raise _unknown(name)
         try:
-            with self._database.connection() as connection:
-                changed = holding.change(connection, name, self._action, who=caller.name, why=why)
+            changed = self._acting.hold(name, self._action, who=caller.name, why=why)
         except IllegalTransition as e:
             raise Problem(409, str(e), name=e.code) from None
         if changed is None:
             raise _unknown(name)
-        if changed.version is not None:
-            self._tell(name, changed.now, changed.version)
         resp.data = json.dumps({"endpoint": name} | held(changed.now), default=jsonable).encode()
-
-    def _tell(self, name: str, now: Holding, version: int) -> None:
-        try:
-            self._queues.hold(name, version, hold_of(now.state))
-        except BrokerUnavailable as e:
-            _log.warning("endpoint.not_told", reason=str(e), endpoint=name)
 
 
 def held(now: Holding) -> dict[str, Any]:
@@ -80,10 +68,10 @@ def shown(name: str, *, database: Database, queues: Queues) -> dict[str, Any]:
         states = queues.lane_states(queues.lanes_of(name))
     except BrokerUnavailable:
         return held(now) | {"lane": None}
-    return held(now) | {"lane": _lane(now, states)}
+    return held(now) | {"lane": lane(now, states)}
 
 
-def _lane(now: Holding, states: Sequence[LaneState]) -> dict[str, Any]:
+def lane(now: Holding, states: Sequence[LaneState]) -> dict[str, Any]:
     """All lanes of an endpoint as one: the state of the worst, and the sums."""
     worst = min(states, key=lambda s: STATES.index(s.name))
     # What Postgres says counts: Redis may not know yet, or any more.

@@ -1,0 +1,141 @@
+"""Is anything wrong? One sentence, then the endpoints by their trouble, then what is dead, then how Madeira itself does."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import falcon
+
+from madeira.broker.queues import Queues
+from madeira.console import asking, trouble, words
+from madeira.console.house import House, Page
+from madeira.console.trouble import Row
+from madeira.errors import BrokerUnavailable
+from madeira.store import holding, reconcile
+from madeira.store import overview as store
+from madeira.store.overview import Overview
+
+#: Seconds of silence after which a worker process is not counted any more; it gives a sign every five.
+_ALIVE_S: Final = 30.0
+
+#: Seconds after which reconcile is late: it runs every minute.
+_LATE_S: Final = 180.0
+
+
+class Part(NamedTuple):
+    """A part of the sentence."""
+
+    text: str
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How Madeira itself does."""
+
+    #: Worker processes that give signs of life; None while Redis is away.
+    workers: int | None
+    #: The last run of reconcile, and whether it is long ago.
+    last_run: dict[str, Any] | None
+    is_late: bool
+
+
+def add(app: "falcon.App[falcon.Request, falcon.Response]", house: House) -> None:
+    """Add the page."""
+    app.add_route("/console", OverviewPage(house))
+
+
+class OverviewPage(Page):
+    """``/console``."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Show how everything is."""
+        asking.read(req, {})
+        house = self.house
+        configured = house.configurator.list("endpoint")
+        with house.database.connection() as connection:
+            found = store.read(connection)
+            held = holding.states(connection)
+            runs = reconcile.last_runs(connection, 1)
+        rows = trouble.rows(configured, found, held=held, queues=house.queues)
+        health = _health(runs, house.queues)
+        house.show(
+            req,
+            resp,
+            "overview.html",
+            title="Overview",
+            sentences=sentences(found, rows, health),
+            rows=rows,
+            overview=found,
+            health=health,
+        )
+
+
+def _health(runs: list[dict[str, Any]], queues: Queues) -> Health:
+    try:
+        workers = queues.alive(_ALIVE_S)
+    except BrokerUnavailable:
+        workers = None
+    last = runs[0] if runs else None
+    return Health(workers, last, is_late=last is None or last["age_s"] > _LATE_S)
+
+
+def sentences(found: Overview, rows: list[Row], health: Health) -> list[list[Part]]:
+    """What is wrong, the worst first; when nothing is, that all is well."""
+    told = [*_of_madeira(found, health), *_of_endpoints(rows, found), *_of_the_dead(found)]
+    return told or [_all_well(found)]
+
+
+def _of_madeira(found: Overview, health: Health) -> list[list[Part]]:
+    told = []
+    if health.workers is None:
+        told.append([Part("Redis cannot be reached: events are accepted, and nothing is delivered until it is back.")])
+    elif health.workers == 0:
+        told.append([Part("No worker gives a sign of life: events are accepted, and nothing is delivered.")])
+    if health.is_late and health.workers:
+        ran = f"last ran {words.span(health.last_run['age_s'])} ago" if health.last_run else "has not run yet"
+        told.append([Part(f"Reconcile {ran}: is the scheduler running?")])
+    if found.unrouted and found.unrouted_since and _age(found.unrouted_since) > _LATE_S:
+        waiting = f"{words.plural(found.unrouted, 'event')} wait for their routing"
+        told.append([Part(waiting, words.address("events", status="pending")), Part(_oldest(found.unrouted_since))])
+    return told
+
+
+def _of_endpoints(rows: list[Row], found: Overview) -> list[list[Part]]:
+    held = [row for row in rows if row.waiting and (row.is_held or not row.is_configured)]
+    if not held:
+        return []
+    count = sum(row.waiting for row in held)
+    only = held[0] if len(held) == 1 else None
+    who = Part(only.name, words.address("endpoints", only.name)) if only else Part(f"{len(held)} endpoints", "#endpoints")
+    verb = "holds" if only else "hold"
+    more = "more than " if found.more_waiting else ""
+    why = f" ({words.lane(only.state) if only.is_configured else 'it is not configured'})" if only else ""
+    since = min(row.since for row in held if row.since)
+    return [[who, Part(f"{why} {verb} {more}{words.plural(count, 'delivery', 'deliveries')}{_oldest(since)}")]]
+
+
+def _of_the_dead(found: Overview) -> list[list[Part]]:
+    if not found.dead:
+        return []
+    count, first = found.dead_in_all, min(one.first for one in found.dead)
+    more = "More than " if found.more_dead else ""
+    since = f"since {first.astimezone(UTC):%H:%M}" if _age(first) < 86_400 else f"since {first.astimezone(UTC):%Y-%m-%d}"
+    return [[Part(f"{more}{words.plural(count, 'dead letter')}", "#dead"), Part(f" {since}.")]]
+
+
+def _all_well(found: Overview) -> list[Part]:
+    done = f"{words.plural(found.accepted, 'event')} accepted and {words.number(found.delivered)} delivered"
+    told = f"All well: {done} in the last minute"
+    if not found.waiting:
+        return [Part(f"{told}, nothing waits.")]
+    since = min(one.since for one in found.waiting.values())
+    return [Part(f"{told}, {words.plural(found.waiting_in_all, 'delivery', 'deliveries')} on the way{_oldest(since)}")]
+
+
+def _oldest(since: datetime) -> str:
+    return f"; the oldest has waited {words.span(_age(since))}."
+
+
+def _age(moment: datetime) -> float:
+    return max(0.0, (datetime.now(UTC) - moment).total_seconds())

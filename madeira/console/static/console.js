@@ -1,0 +1,149 @@
+// What pages can do beyond reading: keys, copying, and parts that refresh themselves. Everything works without it, too.
+"use strict";
+(() => {
+  const EVERY_MS = 2000;
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const typing = (e) => e.target instanceof Element && e.target.closest("input, textarea, select, [contenteditable]");
+
+  // -- keys ----------------------------------------------------------------------------------------------------------
+  const rows = () => all("tr[data-row]");
+  const here = () => document.querySelector("tr.here");
+
+  function go(step) {
+    const list = rows();
+    if (!list.length) return;
+    const at = list.indexOf(here());
+    const next = list[Math.max(0, Math.min(list.length - 1, at < 0 ? (step > 0 ? 0 : list.length - 1) : at + step))];
+    here()?.classList.remove("here");
+    next.classList.add("here");
+    next.querySelector("[data-open]")?.focus({ preventScroll: true });
+    next.scrollIntoView({ block: "nearest" });
+  }
+
+  function choose() {
+    const box = here()?.querySelector("input[type=checkbox]");
+    if (box) box.click();
+  }
+
+  const keys = {
+    "/": () => document.querySelector("[data-search]")?.focus(),
+    j: () => go(1),
+    k: () => go(-1),
+    x: choose,
+    "?": () => document.getElementById("keys")?.showModal(),
+  };
+
+  document.addEventListener("keydown", (e) => {
+    if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector("dialog[open]")) return;
+    if (typing(e)) {
+      if (e.key === "Escape") e.target.blur();
+      return;
+    }
+    if (e.key === "Enter" && here() && !e.target.closest("a, button, summary")) {
+      here().querySelector("[data-open]")?.click();
+      return;
+    }
+    if (keys[e.key]) {
+      e.preventDefault();
+      keys[e.key]();
+    }
+  });
+
+  document.addEventListener("change", (e) => {
+    if (e.target.matches("tr[data-row] input[type=checkbox]")) e.target.closest("tr").classList.toggle("chosen", e.target.checked);
+  });
+
+  // -- copying -------------------------------------------------------------------------------------------------------
+  function addCopying(within) {
+    for (const el of all("[data-copy], [data-copy-from]", within)) {
+      if (el.querySelector("button.copy") || !navigator.clipboard) continue;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.textContent = "copy";
+      button.setAttribute("aria-label", `copy ${el.dataset.copy || "the text"}`);
+      el.append(" ", button);
+    }
+  }
+
+  document.addEventListener("click", async (e) => {
+    const button = e.target.closest?.("button.copy");
+    if (!button) return;
+    const holder = button.parentElement;
+    const text = holder.dataset.copy || document.getElementById(holder.dataset.copyFrom)?.textContent || "";
+    await navigator.clipboard.writeText(text);
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+
+  // -- refreshing ----------------------------------------------------------------------------------------------------
+  // A marked part is replaced by the one of the same id in a page that was fetched anew, unless somebody is at it: has the
+  // focus in it, or text of it selected. What is above the window keeps its place by itself: browsers anchor what one reads.
+  const busy = (el) => {
+    const chosen = getSelection();
+    return (el.contains(document.activeElement) && document.activeElement !== document.body && typing({ target: document.activeElement }))
+      || (chosen && !chosen.isCollapsed && el.contains(chosen.anchorNode));
+  };
+  const plain = (el) => {
+    const copy = el.cloneNode(true);
+    all("button.copy", copy).forEach((b) => { b.previousSibling?.nodeType === 3 && b.previousSibling.remove(); b.remove(); });
+    all("details[open]", copy).forEach((d) => d.removeAttribute("open"));
+    for (const row of [copy, ...all(".here, .chosen", copy)]) {
+      row.classList.remove("here", "chosen");
+      if (!row.classList.length) row.removeAttribute("class");
+    }
+    return copy.outerHTML;
+  };
+
+  function replace(old, fresh) {
+    if (busy(old) || plain(old) === plain(fresh)) return;
+    const open = new Set(all("details[open][id]", old).map((d) => d.id));
+    const rowsOf = (part) => (part.matches("tr[data-row]") ? [part] : all("tr[data-row]", part));
+    const at = rowsOf(old).findIndex((row) => row.classList.contains("here"));
+    const row = at >= 0 ? rowsOf(old)[at].id : "";
+    const chosen = new Set(all("input[type=checkbox]:checked", old).map((c) => c.value));
+    const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const node = document.importNode(fresh, true);
+    all("details[id]", node).forEach((d) => { d.open = open.has(d.id); });
+    for (const box of all("input[type=checkbox]", node)) {
+      box.checked = chosen.has(box.value);
+      box.closest("tr")?.classList.toggle("chosen", box.checked);
+    }
+    old.replaceWith(node);
+    addCopying(node);
+    const again = row ? document.getElementById(row) : rowsOf(node)[at];
+    again?.classList.add("here");
+    if (focused) all("a", node).find((a) => a.getAttribute("href") === focused)?.focus({ preventScroll: true });
+  }
+
+  async function refresh() {
+    const parts = all("[data-live]");
+    if (!parts.length || document.hidden) return;
+    const answer = await fetch(location.href, { headers: { "X-Madeira-Refresh": "1" }, redirect: "error", credentials: "same-origin" });
+    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const old of parts) {
+      const fresh = old.id && page.getElementById(old.id);
+      if (fresh) replace(old, fresh);
+    }
+  }
+
+  let failures = 0;
+
+  async function always() {
+    try {
+      await refresh();
+      failures = 0;
+    } catch {
+      // One that is lost is made up for by the next; more of them must not go unnoticed.
+      failures += 1;
+    }
+    document.getElementById("stale").hidden = failures < 2;
+    setTimeout(always, EVERY_MS);
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    addCopying(document);
+    if (document.querySelector("[data-live]")) setTimeout(always, EVERY_MS);
+  });
+})();
