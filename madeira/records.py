@@ -130,7 +130,8 @@ class Refused:
 
     `reason` is one of ``finished``, ``not_due``, ``leased``, ``cancelled``, ``died`` (lost too often, just now),
     ``missing`` (the row is not visible), ``contended`` (another claim holds the row at this moment), ``behind`` (another
-    delivery of its ordering key comes first), ``unrouted`` (an earlier event of its source is not routed yet).
+    delivery of its ordering key comes first), ``unrouted`` (an earlier event that may lead to the
+    same endpoint is not routed yet).
     """
 
     reason: str

@@ -17,12 +17,11 @@ CREATE UNIQUE INDEX delivery_one_per_key ON delivery (endpoint, claimed_key) WHE
 CREATE INDEX delivery_in_order ON delivery (endpoint, ordering_key, event_seq)
     WHERE ordering_key IS NOT NULL AND finished_at IS NULL;
 
--- Events of a source that wait for their routing: those to be routed at once, and those that came with a time. The predicate and
--- the expression are written so that neither index is taken for another one, nor another one for them, by a plan that was made
+-- Events that wait for their routing: those to be routed at once, and those that came with a time. The predicate and the
+-- expression are written so that neither index is taken for another one, nor another one for them, by a plan that was made
 -- while the table was empty.
-CREATE INDEX event_unrouted_now ON event (source, (seq + 0)) WHERE (route_at IS NULL) IS FALSE AND deliver_at IS NULL;
-CREATE INDEX event_unrouted_later ON event (source, route_at)
-    WHERE (route_at IS NULL) IS FALSE AND deliver_at IS NOT NULL;
+CREATE INDEX event_unrouted_now ON event ((seq + 0)) WHERE (route_at IS NULL) IS FALSE AND deliver_at IS NULL;
+CREATE INDEX event_unrouted_later ON event (route_at) WHERE (route_at IS NULL) IS FALSE AND deliver_at IS NOT NULL;
 
 -- The first delivery of a key: the one that is held, else the unfinished one whose event was accepted first. A function, and so
 -- are those that follow, because Postgres would otherwise plan every claim anew, ordered or not, for fear of what it might cost;
@@ -37,18 +36,24 @@ BEGIN
          ORDER BY event_seq LIMIT 1));
 END $$;
 
--- An event of the same source that was accepted before this one, is due, and is not routed yet.
-CREATE FUNCTION unrouted_before(of_seq bigint) RETURNS bigint
+-- Whether a route leads from a source to an endpoint. What it asks of an event beyond that is not looked at.
+CREATE FUNCTION may_reach(of_source text, of_endpoint text) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE COST 1 AS $$
-DECLARE
-    of_source text COLLATE "C" := (SELECT source FROM event WHERE seq = of_seq);
+BEGIN
+    RETURN EXISTS (SELECT FROM route
+                   WHERE spec ->> 'endpoint' = of_endpoint AND coalesce(spec ->> 'source', of_source) = of_source);
+END $$;
+
+-- An event that was accepted before this one, is due, is not routed yet, and may lead to the same endpoint.
+CREATE FUNCTION unrouted_before(of_seq bigint, of_endpoint text) RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL SAFE COST 1 AS $$
 BEGIN
     RETURN coalesce(
         (SELECT seq FROM event
-         WHERE source = of_source AND seq + 0 < of_seq AND (route_at IS NULL) IS FALSE AND deliver_at IS NULL
-         ORDER BY source, seq + 0 LIMIT 1),
+         WHERE seq + 0 < of_seq AND (route_at IS NULL) IS FALSE AND deliver_at IS NULL AND may_reach(source, of_endpoint)
+         ORDER BY seq + 0 LIMIT 1),
         (SELECT seq FROM event
-         WHERE source = of_source AND route_at <= now() AND (route_at IS NULL) IS FALSE AND deliver_at IS NOT NULL
-               AND seq < of_seq
-         ORDER BY source, route_at LIMIT 1));
+         WHERE route_at <= now() AND (route_at IS NULL) IS FALSE AND deliver_at IS NOT NULL AND seq < of_seq
+               AND may_reach(source, of_endpoint)
+         ORDER BY route_at LIMIT 1));
 END $$;

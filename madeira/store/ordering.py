@@ -25,7 +25,7 @@ IS_FIRST: Final = "(d.ordering_key IS NULL OR first_of_key(d.endpoint, d.orderin
 #: Whether the pending delivery `d` may be begun, as far as its order is concerned.
 MAY_BEGIN: Final = """
     (d.ordering_key IS NULL
-     OR first_of_key(d.endpoint, d.ordering_key) = d.id AND unrouted_before(d.event_seq) IS NULL)
+     OR first_of_key(d.endpoint, d.ordering_key) = d.id AND unrouted_before(d.event_seq, d.endpoint) IS NULL)
 """
 
 #: Seconds until `f` may be called or taken over.
@@ -42,7 +42,7 @@ _FIRSTS: Final = f"""
 #: How long the event waits for its routing that stands before the one of a delivery.
 _UNROUTED: Final = """
     SELECT extract(epoch FROM clock_timestamp() - e.route_at)::float8
-    FROM delivery d JOIN event e ON e.seq = unrouted_before(d.event_seq)
+    FROM delivery d JOIN event e ON e.seq = unrouted_before(d.event_seq, d.endpoint)
     WHERE d.id = %(id)s
 """
 
@@ -82,7 +82,7 @@ _WAITS: Final = """
     FROM delivery d
     JOIN delivery f ON f.id = first_of_key(d.endpoint, d.ordering_key)
     JOIN event e ON e.seq = CASE WHEN f.id <> d.id THEN f.event_seq
-                                 WHEN d.next_attempt_at <= now() THEN unrouted_before(d.event_seq) END
+                                 WHEN d.next_attempt_at <= now() THEN unrouted_before(d.event_seq, d.endpoint) END
     WHERE d.event_seq = %(seq)s AND d.status = 'pending' AND d.ordering_key IS NOT NULL
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery, Refused
 from madeira.states import MAX_LOST
@@ -35,6 +36,18 @@ from tests.store.making import (
 from tests.store.waiting import at_once, good, until
 
 LATER = timedelta(hours=1)
+
+
+#: Route -> its source (None: any) and its endpoint.
+ROUTES = {"r": ("shop", "a"), "s": ("second", "a"), "t": ("other", "b"), "u": (None, "c")}
+
+
+@pytest.fixture(autouse=True)
+def routes(conn: Connection) -> None:
+    """Which sources lead where."""
+    for name, (source, endpoint) in ROUTES.items():
+        spec = {"endpoint": endpoint} | ({"source": source} if source else {})
+        conn.execute("INSERT INTO route (name, spec) VALUES (%s, %s)", (name, Jsonb(spec)))
 
 
 def route(conn: Connection, seq: int, key: str | None = "k", endpoint: str = "a") -> DeliveryRef:
@@ -189,17 +202,22 @@ def wait_on(conn: Connection, seq: int) -> None:
         ({}, reroute, True),
         ({}, cancel_event, False),
         ({}, unroutable, False),
+        ({"source": "second"}, wait_on, True),
         ({"source": "other"}, wait_on, False),
         ({"deliver_at": datetime.now(UTC) + LATER}, wait_on, False),
         ({"deliver_at": datetime.now(UTC) + LATER}, has_come_due, True),
+        ({"deliver_at": datetime.now(UTC) + LATER, "source": "second"}, has_come_due, True),
         ({"deliver_at": datetime.now(UTC) + LATER, "source": "other"}, has_come_due, False),
     ],
-    ids=["waits", "rerouted", "cancelled", "unroutable", "other source", "not due", "due", "due of another source"],
+    ids=[
+        *("waits", "rerouted", "cancelled", "unroutable", "of a second source", "of a source that leads elsewhere"),
+        *("not due", "due", "due of a second source", "due of a source that leads elsewhere"),
+    ],
 )
 def test_a_delivery_waits_for_the_routing_of_what_came_before(
     conn: Connection, fields: dict[str, Any], happened: Callable[[Connection, int], None], blocks: bool
 ) -> None:
-    """Of the same source, and due: nobody knows yet where it leads. What is not due yet stands in nobody's way."""
+    """If a route leads from its source to the endpoint, and it is due: nobody knows yet whether it is the first of a key."""
     earlier = accept(conn, **fields)
     happened(conn, earlier)
     ref = born(conn)
@@ -217,6 +235,11 @@ def test_what_came_later_need_not_be_routed(conn: Connection) -> None:
     ref = born(conn)
     accept(conn)
     assert may_go(conn, ref)
+
+
+def test_a_route_without_a_source_leads_from_every_source(conn: Connection) -> None:
+    accept(conn, source="whoever")
+    assert refused(conn, born(conn, endpoint="c")).reason == "unrouted"
 
 
 def test_what_has_no_key_waits_for_nothing(conn: Connection) -> None:

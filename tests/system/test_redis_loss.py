@@ -50,6 +50,7 @@ KINDS = (
     "lane:verdicts",
     "lane:breaker",
     "hold",
+    "opened",
 )
 
 #: Kinds that exist for an instant, or after a mishap, only.
