@@ -126,6 +126,7 @@ def test_a_silent_connection_ends_after_a_while_and_its_worker_goes_on(
     assert "Exception" not in api.log.read_text()
 
 
+@pytest.mark.long
 def test_a_sender_that_stalls_is_given_up(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """Half a body and then silence does not keep a thread for ever: 408 after a while."""
     api = serve(database_url, redis_url).start()

@@ -230,6 +230,7 @@ def test_a_second_up_is_refused(demo: tuple[Place, Up]) -> None:
     assert "Traceback" not in told
 
 
+@pytest.mark.long
 def test_a_killed_up_leaves_nothing_and_loses_nothing(place: Place) -> None:
     """After kill -9 of `up` its processes end by themselves, and the next one goes on with the same data."""
     up = place.up("--demo")

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable
 
 import psycopg
+import pytest
 
 from madeira.embedded import free_port
 from madeira.states import Role
@@ -29,6 +30,7 @@ def test_without_redis_pages_say_so_and_acts_go_through(serve: Callable[..., Api
     assert "paused until it is back" in seen.root.one(id="state").text
 
 
+@pytest.mark.long
 def test_without_postgres_a_page_says_so_in_words_and_leaks_nothing(serve: Callable[..., Api], redis_url: str) -> None:
     """Only the administrator of the settings can sign in then: of no other token anybody knows whether it holds."""
     port = free_port()

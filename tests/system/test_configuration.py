@@ -221,6 +221,7 @@ def test_what_a_killed_worker_was_calling_ends_though_its_endpoint_was_removed(l
     assert receiver.count() == 1
 
 
+@pytest.mark.long
 def test_processes_that_start_without_postgres_work_once_it_is_there(
     launch: Launch, receiver: Receiver, own_postgres: OwnPostgres
 ) -> None:
