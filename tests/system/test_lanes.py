@@ -247,6 +247,7 @@ def test_a_callback_address_that_is_gone_ends_that_delivery_only(shared: Site) -
 # -- a receiver that asks for patience --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "status", "wait_s"), [("seconds", 429, 2.0), ("date", 503, 2.0)])
 def test_a_receiver_that_asks_for_patience_gets_it_for_its_whole_lane(

@@ -101,6 +101,7 @@ def test_under_fire_a_key_keeps_its_order(
         under_fire(madeira, receiver, capsys, keys=50, events=40, kills=None)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_dead_letters_of_a_key_are_replayed_in_order_though_one_fails_and_a_worker_dies(
     madeira: Madeira, receiver: Receiver

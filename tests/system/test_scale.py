@@ -92,6 +92,7 @@ def shared(
 # -- delays ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_thirty_thousand_due_in_ten_minutes_neither_hold_up_what_is_due_soon_nor_fill_a_worker(shared: Site) -> None:
     """300 retries due within three seconds, among 1,000 others and among 31,000: all run in time, in the same memory."""
     shared.bulk.put_off(100, 600.0, LATER)
@@ -269,6 +270,7 @@ def test_slow_calls_on_all_threads_that_may_deliver_hold_up_neither_reconcile_no
 # -- nothing to do --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_on_an_idle_system_an_event_is_at_the_receivers_door_in_thirty_milliseconds(tmp_path: Path, receiver: Receiver) -> None:
     """`madeira up` as a person starts it, embedded servers and all; the best of three medians, for the machine is shared."""
     config = toml({"a": {"url": receiver.url("/a")}})
