@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from madeira.broker.queues import DELIVER, Queues, delivery_key, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
@@ -103,6 +104,9 @@ def test_a_source_is_not_told_the_events_of_another(key: Key) -> None:
 
 
 def test_it_is_shown_that_a_delivery_waits_for_the_routing_of_an_event(key: Key) -> None:
+    with psycopg.connect(key.api.env["MADEIRA_DATABASE_URL"]) as c:
+        spec = Jsonb({"source": "other", "endpoint": key.endpoint})
+        c.execute("INSERT INTO route (name, spec) VALUES (%s, %s)", (key.endpoint, spec))
     unrouted, _ = key.accepted(**OTHER)
     name, _ = key.born(**OTHER)
     assert key.waits(name, source="other") == {
