@@ -149,7 +149,7 @@ def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint
         failures=claim.failures,
         budget_age_s=claim.budget_age_s,
         rand=random.random,
-        fixed_url=not endpoint.is_callback,
+        fixed_url=endpoint.has_fixed_url,
     )
     request = SettleRequest(
         delivery_id=claim.delivery_id,
@@ -222,7 +222,7 @@ def _disable(tools: Tools, claim: Claimed, endpoint: Endpoint) -> None:
 
 
 def _is_gone(attempt: Attempt, endpoint: Endpoint) -> bool:
-    return retry.is_gone(attempt) and not endpoint.is_callback
+    return retry.is_gone(attempt) and endpoint.has_fixed_url
 
 
 def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled, *, stays: bool) -> None:

@@ -295,6 +295,11 @@ class Endpoint:
         """Whether the URL is the callback address of the event."""
         return self.url == CALLBACK_URL
 
+    @property
+    def has_fixed_url(self) -> bool:
+        """Whether every event goes to the same URL; otherwise an answer may speak of the address of one event only."""
+        return "{" not in self.url
+
 
 #: The URL of an endpoint that calls the address that came with the event (RFC 6570 reserved expansion).
 CALLBACK_URL: Final = "{+target_uri}"
