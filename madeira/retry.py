@@ -72,8 +72,8 @@ def decide(
 ) -> Decision:
     """What follows from `attempt`.
 
-    Where the URL is the same for every event (`fixed_url`), "gone" says nothing about this delivery: it stays in its place, and the
-    endpoint is disabled until a person has seen to it. `failures` is how many counted before it, `budget_age_s` how many
+    Where the URL is the same for every event (`fixed_url`), "gone" says nothing about this delivery: it stays in its place, and
+    the endpoint is disabled until a person has seen to it. `failures` is how many counted before it, `budget_age_s` how many
     seconds before this attempt's claim the first attempt of the present budget was.
     """
     if attempt.outcome is Outcome.SUCCEEDED:
