@@ -289,6 +289,8 @@ class Endpoint:
     breaker: Breaker = field(default_factory=Breaker)
     #: Whether somebody holds it; no part of its configuration.
     hold: Literal["", "paused", "disabled"] = ""
+    #: Names the moments at which it was made, and at which it was last held or let go; no part of its configuration either.
+    since: str = field(default="", compare=False)
 
     @property
     def is_callback(self) -> bool:
