@@ -24,6 +24,7 @@ from madeira.delivery.answer import Answer, CallFailed
 from madeira.delivery.verdict import judge
 from madeira.errors import BrokerUnavailable, StoreUnavailable
 from madeira.lanes import is_slow, patience_s, verdict
+from madeira.lanes.state import hold_of
 from madeira.log import bind, get
 from madeira.records import Attempt, Claimed, DeliveryRef, Endpoint, Refused, Settled
 from madeira.states import DeliveryStatus, ErrorCode, Outcome
@@ -47,7 +48,8 @@ _OUT_OF_USE_S = 1.0
 #: Times that a delivery whose row is not there is asked for again, before it is dropped: a minute and a quarter.
 _MISSING_TRIES = 4
 
-#: Seconds that a lane is left alone whose endpoint is being disabled: longer than any process takes to hear of it.
+#: Seconds that a lane is left alone whose receiver is gone, where that could not be told: longer than any process takes to hear
+#: of a change.
 _GONE_S = 3.0
 
 #: How the audit calls who disables an endpoint that is gone.
@@ -59,6 +61,7 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
     """Deliver one delivery, once."""
     tools = current()
     hand = tools.hand()
+    began = time.monotonic()
     endpoint = tools.endpoint(lane)
     if endpoint is None:
         # Gone, or out of use in this process: another one may deliver it, and this one must not get it again at once.
@@ -79,7 +82,7 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
             return
         attempt = _call(tools, claim, endpoint)
         settled = _settle(tools, hand, claim, attempt, endpoint)
-        _tell_lane(tools, hand, claim, attempt, endpoint)
+        _tell_lane(tools, hand, claim, attempt, endpoint, began)
         _tell(hand, claim, attempt, settled, stays=_is_gone(attempt, endpoint))
 
 
@@ -149,7 +152,7 @@ def _settle(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint
         failures=claim.failures,
         budget_age_s=claim.budget_age_s,
         rand=random.random,
-        fixed_url=not endpoint.is_callback,
+        fixed_url=endpoint.has_fixed_url,
     )
     request = SettleRequest(
         delivery_id=claim.delivery_id,
@@ -195,34 +198,39 @@ def _without_details(attempt: Attempt) -> Attempt:
     )
 
 
-def _tell_lane(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint) -> None:
+def _tell_lane(tools: Tools, hand: Hand, claim: Claimed, attempt: Attempt, endpoint: Endpoint, began: float) -> None:
     """What the call says about the receiver goes to its lane with the finish."""
     if endpoint.breaker.enabled:
         hand.verdict = verdict(attempt)
-    wait_s = patience_s(attempt)
-    if _is_gone(attempt, endpoint):
-        _disable(tools, claim, endpoint)
-        wait_s = _GONE_S
+    wait_s = _disable(tools, claim, endpoint, began) if _is_gone(attempt, endpoint) else patience_s(attempt)
     if wait_s > 0:
         hand.patient = time.monotonic() + wait_s
 
 
-def _disable(tools: Tools, claim: Claimed, endpoint: Endpoint) -> None:
-    """Disable an endpoint whose receiver says that it is gone; should a store be away, the next call is answered the same."""
+def _disable(tools: Tools, claim: Claimed, endpoint: Endpoint, began: float) -> float:
+    """Disable an endpoint whose receiver says that it is gone, unless somebody has decided otherwise since the call began.
+
+    Should a store be away, the next call is answered the same. Returns the seconds for which the lane is left alone.
+    """
     why = f"the receiver answered 410 (gone) to event {claim.source}/{claim.event_id}"
     try:
         with tools.database.connection() as conn:
-            changed = holding.change(conn, endpoint.name, "disable", who=_BY, why=why)
-        if changed is not None and changed.version is not None:
-            log.warning("endpoint.gone", reason=why, remedy="mend the URL, then enable the endpoint: what waits goes on")
-            tools.broker.wire.hold(endpoint.name, changed.version, "disabled")
+            found = holding.gone(conn, endpoint.name, who=_BY, why=why, called_s=time.monotonic() - began)
         tools.rules.reload()
+        if found is None or found.state == "active":
+            return found.wait_s if found else _GONE_S
+        if found.now:
+            log.warning("endpoint.gone", reason=why, remedy="mend the URL, then enable the endpoint: what waits goes on")
+        # Also where it is held for something else: whoever does it may not have told of it yet.
+        tools.broker.wire.hold(endpoint.name, found.version, hold_of(found.state))
+        return 0.0
     except (StoreUnavailable, BrokerUnavailable) as e:
         log.warning("endpoint.not_disabled", error=str(e))
+        return _GONE_S
 
 
 def _is_gone(attempt: Attempt, endpoint: Endpoint) -> bool:
-    return retry.is_gone(attempt) and not endpoint.is_callback
+    return retry.is_gone(attempt) and endpoint.has_fixed_url
 
 
 def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled, *, stays: bool) -> None:

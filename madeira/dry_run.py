@@ -177,7 +177,7 @@ def _verdict(attempt: Attempt, endpoint: Endpoint) -> VerdictReport:
         failures=0,
         budget_age_s=0.0,
         rand=lambda: 0.0,
-        fixed_url=not endpoint.is_callback,
+        fixed_url=endpoint.has_fixed_url,
     )
     return VerdictReport(attempt, decision)
 

@@ -290,11 +290,18 @@ class Endpoint:
     breaker: Breaker = field(default_factory=Breaker)
     #: Whether somebody holds it; no part of its configuration.
     hold: Literal["", "paused", "disabled"] = ""
+    #: Names the moments at which it was made, and at which it was last held or let go; no part of its configuration either.
+    since: str = field(default="", compare=False)
 
     @property
     def is_callback(self) -> bool:
         """Whether the URL is the callback address of the event."""
         return self.url == CALLBACK_URL
+
+    @property
+    def has_fixed_url(self) -> bool:
+        """Whether every event goes to the same URL; otherwise an answer may speak of the address of one event only."""
+        return "{" not in self.url
 
 
 #: The URL of an endpoint that calls the address that came with the event (RFC 6570 reserved expansion).

@@ -26,6 +26,9 @@ GONE: Final = "http_410"
 
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
+#: One wish in a list; the comma behind the day of a date ends none.
+_WISH: Final = re.compile(r"(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,)?[^,]+", re.IGNORECASE | re.ASCII)
+
 #: The failure class of an error code; `FailureClass.RECEIVER` for all others: an answer came, and it said no.
 _CLASSES: Final[dict[str, FailureClass]] = {
     THROTTLED: FailureClass.THROTTLED,
@@ -72,8 +75,8 @@ def decide(
 ) -> Decision:
     """What follows from `attempt`.
 
-    Where the URL is the endpoint's own (`fixed_url`), "gone" says nothing about this delivery: it stays in its place, and the
-    endpoint is disabled until a person has seen to it. `failures` is how many counted before it, `budget_age_s` how many
+    Where the URL is the same for every event (`fixed_url`), "gone" says nothing about this delivery: it stays in its place, and
+    the endpoint is disabled until a person has seen to it. `failures` is how many counted before it, `budget_age_s` how many
     seconds before this attempt's claim the first attempt of the present budget was.
     """
     if attempt.outcome is Outcome.SUCCEEDED:
@@ -111,9 +114,14 @@ def failure_class(error_code: str | None) -> FailureClass:
 def parse_retry_after(value: str, now: datetime) -> float | None:
     """The seconds that a ``Retry-After`` header asks for, from 0 to `MAX_RETRY_AFTER_S`; None when it is malformed.
 
+    A header that came more than once, since a proxy has added its own, is a list: the longest wish in it that can be read counts.
     `now` is what an HTTP date is compared with.
     """
-    value = value.strip()
+    wishes = (_wish(one.strip(), now) for one in _WISH.findall(value))
+    return max((wish for wish in wishes if wish is not None), default=None)
+
+
+def _wish(value: str, now: datetime) -> float | None:
     if value.isascii() and _SECONDS.fullmatch(value):
         return min(float(value), MAX_RETRY_AFTER_S)
     try:

@@ -388,7 +388,7 @@ class Queues:
                 gap = gap_ms(s.rate) if s.rate else 0.0
                 credit = credit_ms(s.rate, s.burst) if s.rate else 0.0
                 args += (s.lane, s.version, f"{gap:.6f}", f"{credit:.6f}", s.concurrency, _ms(s.lease_s))
-                args += (s.hold, _ms(s.broken_s), _ms(s.broken_max_s))
+                args += (s.hold, _ms(s.broken_s), _ms(s.broken_max_s), s.era)
             self.run("lanes", *args)
 
     def hold(self, endpoint: str, version: int, hold: Hold) -> None:

@@ -1,5 +1,6 @@
 """From the settings of an endpoint to those of a lane."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -39,6 +40,8 @@ class LaneSettings(NamedTuple):
     #: How long the breaker stays open at first, and at the longest, in seconds; 0: there is none.
     broken_s: float = 0.0
     broken_max_s: float = 0.0
+    #: Changes when what the lane has learnt of its receiver is void: its breaker, and its wish to be left alone.
+    era: str = ""
 
 
 def gap_ms(rate: float) -> float:
@@ -90,4 +93,10 @@ def _settings(lane: str, endpoint: Endpoint, version: int, lease_margin_s: float
         hold=endpoint.hold,
         broken_s=breaker.hold if breaker.enabled else 0.0,
         broken_max_s=breaker.max,
+        era=_era(endpoint),
     )
+
+
+def _era(endpoint: Endpoint) -> str:
+    """A digest, since a URL may hold a password."""
+    return hashlib.sha256(repr((endpoint.since, endpoint.url, endpoint.breaker)).encode()).hexdigest()[:16]

@@ -193,7 +193,7 @@ class _Maker:
                 one = known if known is not None and known[0].spec == stored.spec else (stored, *self._make(stored))
                 made[kind, stored.name] = one
                 if one[1] is not None:
-                    records[kind][stored.name] = _held(one[1], stored.state)
+                    records[kind][stored.name] = _held(one[1], stored)
                 if one[2]:
                     unusable[f"{kind}/{stored.name}"] = one[2]
         self._made = made
@@ -235,11 +235,14 @@ class _Maker:
         return self._resolved(stored, {**stored.spec, "secrets": usable}, Problems()) if usable else None
 
 
-def _held(made: Record, state: str) -> Record:
-    """The record of an object, with what says whether somebody holds it."""
-    if state == "active" or not isinstance(made, Endpoint):
+def _held(made: Record, stored: Stored) -> Record:
+    """The record of an object; that of an endpoint with what says whether, and since when, somebody holds it."""
+    if not isinstance(made, Endpoint):
         return made
-    return replace(made, hold="paused" if state == "paused" else "disabled")
+    since = f"{stored.created_at.timestamp()} {stored.state_since.timestamp() if stored.state_since else ''}"
+    if stored.state == "active":
+        return replace(made, since=since)
+    return replace(made, hold="paused" if stored.state == "paused" else "disabled", since=since)
 
 
 def _without_secrets(stored: Stored) -> Record | None:

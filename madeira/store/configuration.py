@@ -28,10 +28,11 @@ _RAISE: Final = "UPDATE configuration SET version = version + 1, changed_at = cl
 
 #: Everything, as of one moment: one statement sees one snapshot.
 _READ: Final = """
-    SELECT 'configuration', '' COLLATE "C", NULL, version, changed_at, changed_at, 0, 'active' FROM configuration
-    UNION ALL SELECT 'source', name, spec, version, created_at, updated_at, 0, 'active' FROM source
-    UNION ALL SELECT 'endpoint', name, spec, version, created_at, updated_at, 0, state FROM endpoint
-    UNION ALL SELECT 'route', name, spec, version, created_at, updated_at, place, 'active' FROM route
+    SELECT 'configuration', '' COLLATE "C", NULL, version, changed_at, changed_at, 0, 'active', NULL::timestamptz
+    FROM configuration
+    UNION ALL SELECT 'source', name, spec, version, created_at, updated_at, 0, 'active', NULL FROM source
+    UNION ALL SELECT 'endpoint', name, spec, version, created_at, updated_at, 0, state, state_since FROM endpoint
+    UNION ALL SELECT 'route', name, spec, version, created_at, updated_at, place, 'active', NULL FROM route
     ORDER BY 7, 2
 """
 
@@ -115,6 +116,8 @@ class Stored:
     updated_at: datetime
     #: Of an endpoint: ``active``, or how somebody holds it; see `madeira.store.holding`. No part of its contents.
     state: str = "active"
+    #: When it was last held or let go.
+    state_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +153,11 @@ def read(conn: psycopg.Connection[Any]) -> Snapshot:
     """Everything, as of one moment."""
     number = 0
     found: dict[str, dict[str, Stored]] = {"source": {}, "endpoint": {}, "route": {}}
-    for kind, name, spec, at, created_at, updated_at, _, state in conn.execute(_READ):
+    for kind, name, spec, at, created_at, updated_at, _, *held in conn.execute(_READ):
         if kind == "configuration":
             number = at
         else:
-            found[kind][name] = Stored(kind, name, spec, at, created_at, updated_at, state)
+            found[kind][name] = Stored(kind, name, spec, at, created_at, updated_at, *held)
     return Snapshot(number, found["source"], found["endpoint"], found["route"])
 
 

@@ -40,6 +40,19 @@ _CHANGE: Final = """
     RETURNING state, state_reason, state_since, state_by
 """
 
+#: Where Postgres' clock was some seconds ago.
+_AGO: Final = "SELECT clock_timestamp() - %(seconds)s * interval '1 s'"
+
+#: Whether an endpoint is what it was at some time: not made or let go since, and not changed either.
+_SAME: Final = """
+    SELECT state, created_at < %(began)s AND coalesce(state_since < %(began)s, true),
+           version = 1 OR updated_at < %(began)s - %(lag_s)s * interval '1 s'
+    FROM endpoint WHERE name = %(name)s
+"""
+
+#: Seconds after a change of its settings for which a process may still call what there was before.
+_LAG_S: Final = 2.0
+
 #: How all of them are held.
 _ALL: Final = "SELECT name, state FROM endpoint"
 
@@ -62,6 +75,19 @@ class Changed:
     now: Holding
     #: Version of the configuration since; None when nothing had to be changed.
     version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What came of an endpoint whose receiver said that it is gone."""
+
+    state: str
+    #: Version of the configuration in which it is so.
+    version: int
+    #: Whether it is disabled for this.
+    now: bool = False
+    #: Seconds after which every process calls what there is now; 0 when it does already.
+    wait_s: float = 0.0
 
 
 def read(conn: psycopg.Connection[Any], name: str) -> Holding | None:
@@ -99,6 +125,28 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         if after == "disabled" and before.state != after:
             notices.write(conn, Kind.ENDPOINT_DISABLED, name, {"reason": why, "by": who})
         return Changed(now, configuration.raise_version(conn))
+
+
+def gone(conn: psycopg.Connection[Any], name: str, *, who: str, why: str, called_s: float) -> Gone | None:
+    """Disable an endpoint whose receiver said that it is gone; None when there is none of this name.
+
+    Only one that is active, and was neither let go nor changed since the call began, `called_s` seconds ago: what a person has
+    decided meanwhile is newer than the answer. By Postgres' clock, as all times in the row are.
+    """
+    began = conn.execute(_AGO, {"seconds": called_s}).fetchone()
+    assert began is not None
+    with conn.transaction():
+        version = configuration.lock(conn)
+        found = conn.execute(_SAME, {"name": name, "began": began[0], "lag_s": _LAG_S}).fetchone()
+        if found is None:
+            return None
+        state, still, unchanged = found
+        if state != "active" or not (still and unchanged):
+            return Gone(state, version, wait_s=0.0 if unchanged else _LAG_S)
+        changed = change(conn, name, "disable", who=who, why=why)
+        assert changed is not None
+        assert changed.version is not None
+        return Gone(changed.now.state, changed.version, now=True)
 
 
 def _told(holding: Holding) -> dict[str, str | None]:

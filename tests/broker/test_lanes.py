@@ -456,3 +456,64 @@ def test_a_hundred_thousand_that_wait_cost_less_than_300_bytes_each_and_go_in_ex
     while len(taken) < 5_000:
         taken += [int(key.split(":")[0]) for key in player.take(room=500)]
     assert taken == list(range(base, base + 5_000))
+
+
+# -- another receiver, or another word of a person --------------------------------------------------------------------
+
+
+def wished(queues: Queues) -> Player:
+    """A player whose lane has an open breaker, and a receiver that asked to be left alone."""
+    player = opened(queues, **LONG)
+    queues.client.set("t:lane:a:until", f"{time.time() * 1000 + 60_000:.3f}", px=60_000)
+    (state,) = queues.lane_states(["a"])
+    assert state.retry_after_s > 50
+    return player
+
+
+def test_what_a_person_lets_go_begins_with_a_closed_breaker_and_without_a_wish(queues: Queues) -> None:
+    player = wished(queues)
+    queues.hold("a", 2, "disabled")
+    assert breaker(queues) in OPEN, "holding it forgets nothing"
+    queues.hold("a", 3, "")
+    (state,) = queues.lane_states(["a"])
+    assert (state.name, state.retry_after_s) == ("active", 0.0)
+    assert len(player.take(room=9)) == 9
+    call(player, "bad")
+    assert breaker(queues) == "closed", "nor does it remember the failures from before"
+
+
+def test_a_callback_lane_in_which_nothing_waits_is_let_go_by_its_settings(queues: Queues) -> None:
+    """Nobody knows its name when its endpoint is let go; its settings come before anything goes."""
+    name = "cb@host:80"
+    queues.set_lanes([lane(name, **LONG, era="one")])
+    ensure(queues, *range(1, 6), of=name)
+    player = Player(queues, "p", threads=1000)
+    for _ in range(5):
+        call(player, "bad")
+    assert breaker(queues, name) == "open"
+    assert player.take() == []
+    queues.hold("cb", 2, "")
+    queues.set_lanes([lane(name, **LONG, era="two", version=2)])
+    ensure(queues, 7, of=name)
+    assert player.take() == [f"7:7:{name}"]
+
+
+def test_a_changed_receiver_begins_with_a_closed_breaker_and_the_same_one_keeps_it(queues: Queues, redis_url: str) -> None:
+    """Also when the settings were forgotten meanwhile, as those of a lane are in which nothing waits for a minute."""
+    player = wished(queues)
+    queues.set_lanes([lane("a", **LONG, version=2)])
+    assert breaker(queues) in OPEN
+    redis.Redis.from_url(redis_url).delete("t:lane:a:cfg")
+    queues.set_lanes([lane("a", **LONG, version=3, era="moved")])
+    (state,) = queues.lane_states(["a"])
+    assert (state.name, state.retry_after_s) == ("active", 0.0)
+    assert len(player.take(room=9)) == 9
+
+
+def test_a_breaker_is_open_no_longer_than_the_settings_allow_now(queues: Queues) -> None:
+    opened(queues, **LONG)
+    queues.set_lanes([lane("a", version=2, broken_s=1.0, broken_max_s=2.0)])
+    (state,) = queues.lane_states(["a"])
+    assert state.breaker.left_s <= 2.0
+    (place,) = queues.where(DELIVER, ["50:50:a"])
+    assert place.delay_s <= 2.0

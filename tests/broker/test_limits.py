@@ -52,7 +52,7 @@ def test_everything_that_limits_remember_has_a_time_to_live(queues: Queues, redi
     player.take()
     client = redis.Redis.from_url(redis_url)
     lives = {key.decode(): client.pttl(key) for key in client.scan_iter("t:lane:*")}
-    assert set(lives) == {"t:lane:a:cfg", "t:lane:a:tat", "t:lane:a:places"}
+    assert set(lives) == {"t:lane:a:cfg", "t:lane:a:tat", "t:lane:a:places", "t:lane:a:era"}
     assert min(lives.values()) > 0
     assert lives["t:lane:a:cfg"] <= 60_000
     client.delete("t:lane:a:places")

@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
         for name in self.versions:
             self.queues.set_lanes([self.settings_of(name)])
         self.queues.set_lanes([lane("free")])
-        self.queues.run("lanes", DELIVER, "slow", 1, GAP_MS, 0, 1000, 40_000, "", 0, 0)
+        self.queues.run("lanes", DELIVER, "slow", 1, GAP_MS, 0, 1000, 40_000, "", 0, 0, "")
         self.players = {name: Player(self.queues, name, threads=1000) for name in ("p", "q", "r")}
         self.suspects = {name: set() for name in self.players}
         for name in self.players:

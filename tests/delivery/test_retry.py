@@ -189,6 +189,17 @@ def test_a_status_is_the_receivers():
         (format_datetime(NOW - timedelta(seconds=90), usegmt=True), 0),
         ("Thu, 01 Jan 2026 12:01:30 -0000", 90),
         ("Thu, 01 Jan 2026 14:01:30 +0200", 90),
+        ("3, 3", 3),
+        ("3,900 , 4", 900),
+        ("900, soon", 900),
+        ("soon, 3", 3),
+        ("-3, , 5", 5),
+        ("3, Thu, 01 Jan 2026 12:01:30 GMT", 90),
+        ("Thu, 01 Jan 2026 12:01:30 GMT, 3", 90),
+        ("Thu, 01 Jan 2026 12:01:30 GMT, Thu, 01 Jan 2026 12:02:00 GMT", 120),
+        ("Thursday, 01-Jan-26 12:01:30 GMT, 3", 90),
+        ("Thu, 3", None),
+        (",", None),
         ("", None),
         ("-3", None),
         ("+3", None),
@@ -204,7 +215,7 @@ def test_a_status_is_the_receivers():
     ],
 )
 def test_retry_after_in_its_forms(value, seconds):
-    """Seconds and HTTP dates are understood, up to an hour; all else is ignored."""
+    """Seconds and HTTP dates are understood, up to an hour; all else is ignored. Of several the longest counts."""
     assert parse_retry_after(value, NOW) == seconds
 
 

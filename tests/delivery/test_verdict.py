@@ -217,6 +217,7 @@ def test_retry_after_is_read_from_failures():
     """Seconds and dates, against the moment of the answer; nothing from a success."""
     assert judge(answer(429, retry_after="3"), ENDPOINT).retry_after_s == 3.0
     assert judge(answer(503, retry_after="Thu, 01 Jan 2026 00:00:10 GMT"), ENDPOINT).retry_after_s == 9.5
+    assert judge(answer(503, retry_after="3, 900"), ENDPOINT).retry_after_s == 900.0, "it came twice"
     assert judge(answer(503, retry_after="soon"), ENDPOINT).retry_after_s is None
     assert judge(answer(200, retry_after="3"), ENDPOINT).retry_after_s is None
 

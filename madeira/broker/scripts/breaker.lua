@@ -17,13 +17,16 @@ local SLICE, SLICES = 5000, 12
 local ENOUGH, SHARE, ROW = 10, 0.7, 5
 -- How long an open breaker is remembered beyond its time (ms), and how long the verdicts on a receiver that is called rarely.
 local KEEP, KEEP_VERDICTS = 3600000, 86400000
+-- How long it is remembered which receiver a lane had (ms): longer than anything else about it.
+local KEEP_ERA = 2 * KEEP_VERDICTS
 -- How long it is remembered that breakers have opened, should nobody be there to tell of it (ms).
 local KEEP_OPENED = 172800000
 
 local function breaker_key(lane) return pace_key(lane, 'breaker') end
 
--- The breaker of a lane; nil when it is closed, or what is there cannot be true.
-local function read_breaker(lane)
+-- The breaker of a lane; nil when it is closed, or what is there cannot be true. With the settings of the lane, not open for
+-- longer than they allow now.
+local function read_breaker(lane, cfg)
   local key = breaker_key(lane)
   local left = redis.call('PTTL', key)
   if left < 0 or left > 2 * KEEP then return nil end
@@ -32,6 +35,9 @@ local function read_breaker(lane)
              allow = number(found[5]), since = number(found[6]), why = found[7], of = number(found[8]), bad = number(found[9])}
   if not (b.till and b.hold and b.probe and b.lease and b.allow and b.since) then return nil end
   if b.till > now + KEEP or b.lease > now + KEEP then return nil end
+  if cfg and cfg.longest > 0 and b.hold > cfg.longest then
+    b.till, b.hold = b.till - (b.hold - cfg.longest), cfg.longest
+  end
   return b
 end
 
@@ -45,6 +51,19 @@ end
 
 local function close_breaker(lane)
   redis.call('DEL', breaker_key(lane))
+end
+
+-- Forgets what was learnt of the receiver of a lane: somebody has let it go, or it is another one now.
+local function forget_receiver(lane)
+  redis.call('DEL', breaker_key(lane), pace_key(lane, 'verdicts'), pace_key(lane, 'until'))
+end
+
+-- Notes by what the receiver of a lane is known; when that has changed, what was learnt of the one before is forgotten.
+local function note_receiver(lane, era)
+  local key = pace_key(lane, 'era')
+  local known = redis.pcall('GET', key)
+  if known and known ~= era then forget_receiver(lane) end
+  redis.call('SET', key, era, 'PX', KEEP_ERA)
 end
 
 -- Opens it (again). `known` is what it was before, nil when it was closed.
@@ -118,7 +137,7 @@ end
 
 -- Hears what a call came to: 'good', 'bad' (the receiver's fault), 'timeout', 'throttled', or '' when there was none.
 local function feed_breaker(queue, lane, token, verdict)
-  local b = read_breaker(lane)
+  local b = read_breaker(lane, read_settings(lane))
   if not b and (verdict == '' or verdict == 'throttled') then return end
   if not b and verdict == 'good' then
     count_verdict(lane, 0)

@@ -22,6 +22,7 @@
 --   lane:<lane>:places          zset  token -> until (ms); and `-`, the mark that none is missing
 --   lane:<lane>:until           string  time (ms) until which the receiver asked to be left alone
 --   hold:<endpoint>             string  "version hold": what was told ahead of the settings, for a minute
+--   lane:<lane>:era             string  by what its receiver is known; see breaker.lua
 --   lane:<lane>:slot            string  how many turns the lines of a lane have had
 --   lane:<lane>:verdicts, lane:<lane>:breaker   see breaker.lua
 --   opened                      hash  lane -> time (ms) at which its breaker opened last, until somebody was told; see opened.lua

@@ -9,7 +9,7 @@ local queue = ARGV[1]
 local answer = {}
 
 local function breaker_of(lane, cfg)
-  local b = cfg and cfg.broken > 0 and read_breaker(lane)
+  local b = cfg and cfg.broken > 0 and read_breaker(lane, cfg)
   if not b then return 'closed', 0, 0, '', 0, 0, 0 end
   local state = b.allow > 0 and 'ramp' or b.till > now and 'open' or 'half_open'
   local left = state == 'open' and b.till - now or state == 'half_open' and b.probe ~= '' and b.lease - now or 0

@@ -157,7 +157,7 @@ local function open_lane(name)
     return lane
   end
   lane.gap, lane.credit, lane.cap, lane.lease = cfg.gap, cfg.credit, cfg.cap, cfg.lease
-  local breaker = cfg.broken > 0 and read_breaker(name)
+  local breaker = cfg.broken > 0 and read_breaker(name, cfg)
   if breaker then
     local broken, till = is_broken(name, breaker)
     if broken then

@@ -13,7 +13,7 @@ local function limit_of(lane)
   local cfg, tat = read_settings(lane), read_tat(lane, math.huge)
   if cfg and cfg.hold ~= '' then return cfg.hold, 0 end
   if cfg and cfg.broken > 0 then
-    local b = read_breaker(lane)
+    local b = read_breaker(lane, cfg)
     if b and b.allow == 0 and (b.till > now or b.probe ~= '') then return 'breaker', math.max(b.till, b.lease) - now end
   end
   local patient = patient_until(lane)
@@ -22,7 +22,7 @@ local function limit_of(lane)
   if not cfg then return '' end
   local taken = redis.call('ZCOUNT', places_of(lane), ms(now), '+inf')
   if (tonumber(redis.call('ZSCORE', places_of(lane), '-') or '') or 0) >= now then taken = taken - 1 end
-  local b = cfg.broken > 0 and read_breaker(lane)
+  local b = cfg.broken > 0 and read_breaker(lane, cfg)
   if b and b.allow > 0 and taken >= b.allow then return 'breaker', 0 end
   return taken >= cfg.cap and 'cap' or ''
 end
