@@ -153,8 +153,7 @@ class Configurator:
         """Remove an object; `unfinished` says what becomes of an endpoint's unfinished deliveries.
 
         They are cancelled page by page, each page a transaction, before the endpoint goes. What is being called ends with
-        its call. A worker that has not heard yet that no route leads there may add a delivery in the two seconds after; that
-        one waits until it is cancelled.
+        its call. What is routed meanwhile comes before the removal and is cancelled too, or after it and goes nowhere.
 
         Raises:
             NotThere: there is none of this name.
@@ -168,7 +167,7 @@ class Configurator:
             with self._database.connection() as conn:
                 _removable(conn, kind, name, expected)
             cancelled = _cancel_pages(self._database.connection, name, who, why)
-        with self._changing() as conn:
+        with self._changing(removes=kind == "endpoint") as conn:
             before = _removable(conn, kind, name, expected)
             if cancels:
                 # What came meanwhile.
@@ -204,7 +203,7 @@ class Configurator:
         """
         problems = Problems()
         file = tables(text, problems)
-        with self._changing() as conn:
+        with self._changing(removes=prune) as conn:
             change = Change(
                 preparer=self._preparer,
                 sealer=None if replace_secrets else self._sealer,
@@ -245,9 +244,9 @@ class Configurator:
     # -- what changes share -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _changing(self) -> Iterator[psycopg.Connection[Any]]:
+    def _changing(self, *, removes: bool = False) -> Iterator[psycopg.Connection[Any]]:
         with self._database.connection() as conn:
-            configuration.lock(conn)
+            configuration.lock(conn, removes=removes)
             yield conn
 
     def _checked(
