@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import falcon
 
+from madeira import reasons
 from madeira.api import problems
 from madeira.api.problems import FieldError
 
@@ -17,7 +18,6 @@ from madeira.api.problems import FieldError
 _MAX_TEXT: Final = 512
 
 _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})", re.ASCII)
-_LINE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
 _CURSOR: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -63,14 +63,9 @@ def none(req: falcon.Request) -> None:
         read(req, {})
 
 
-def is_line(given: str) -> bool:
-    """Whether a text holds nothing that breaks a line, a terminal, or Postgres."""
-    return _LINE.fullmatch(given) is not None
-
-
 def text(given: str) -> str:
     """A text that something is looked up by."""
-    if not given or len(given) > _MAX_TEXT or not is_line(given):
+    if not given or len(given) > _MAX_TEXT or not reasons.is_line(given):
         raise ValueError(f"must be of 1 to {_MAX_TEXT} printable characters")
     return given
 

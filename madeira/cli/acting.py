@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from madeira import reasons
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
 from madeira.settings import Settings
@@ -13,8 +14,28 @@ from madeira.settings import Settings
 #: Seconds that Redis gets.
 REDIS_S: Final = 2.0
 
-#: An option of all these commands.
-reason_option = click.option("--reason", required=True, help="Why; it stands in the audit.")
+
+class Reason(click.ParamType[str]):
+    """A reason, held to what the API asks of one; `needed` is one that must say something."""
+
+    name = "text"
+
+    def __init__(self, *, needed: bool) -> None:
+        self._check = reasons.check_needed if needed else reasons.check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is."""
+        try:
+            return self._check(value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+#: An option of commands that nobody runs without a reason.
+reason_option = click.option("--reason", type=Reason(needed=True), required=True, help="Why; it stands in the audit.")
+
+#: The same where it may be left out.
+maybe_reason_option = click.option("--reason", type=Reason(needed=False), help="Why; it stands in the audit.")
 
 
 @contextmanager

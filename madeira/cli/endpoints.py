@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from madeira.cli.acting import Reason
 from madeira.cli.common import configurator, configure_log, database, json_option, load, person, print_json
 from madeira.cli.listen import one_line
 from madeira.delivery.client import Caller
@@ -71,7 +72,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--type", "event_type", default=EVENT_TYPE, show_default=True, help="Type of the event that is sent.")
 @click.option("--payload", default=PAYLOAD, show_default=True, help="Its payload, as JSON.")
 @click.option("--target-uri", help="The address to call, for an endpoint that calls the one of the event.")
-@click.option("--reason", help="Why, for the audit.")
+@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
 @json_option
 def test(name: str, event_type: str, payload: str, target_uri: str | None, reason: str | None, as_json: bool) -> None:
     """Call an endpoint once, and tell what came of it.
@@ -89,7 +90,9 @@ def test(name: str, event_type: str, payload: str, target_uri: str | None, reaso
     egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
     with database(values) as db, Caller(max_connections=1, egress=egress) as caller:
         trials = Trials(database=db, sealer=Sealer(values.secret_key), caller=caller)
-        tried = trials.call(name, Trial(event_type, payload, target_uri=target_uri), who=person(), why=reason, anywhere=True)
+        tried = trials.call(
+            name, Trial(event_type, payload, target_uri=target_uri), who=person(), why=reason or None, anywhere=True
+        )
     told = tried.shown()
     if as_json:
         print_json({"endpoint": name} | told)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from madeira.broker.queues import Queues
-from madeira.cli.acting import REDIS_S, reason_option, refusals, tell
+from madeira.cli.acting import REDIS_S, maybe_reason_option, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.errors import BrokerUnavailable
 from madeira.lanes import LaneState
@@ -72,7 +72,7 @@ def pause(name: str, reason: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", help="Why; it stands in the audit.")
+@maybe_reason_option
 @json_option
 def resume(name: str, reason: str | None, as_json: bool) -> None:
     """Let a paused endpoint go on."""
@@ -90,7 +90,7 @@ def disable(name: str, reason: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", help="Why; it stands in the audit.")
+@maybe_reason_option
 @json_option
 def enable(name: str, reason: str | None, as_json: bool) -> None:
     """Let a disabled endpoint go on."""
@@ -101,7 +101,7 @@ def _change(name: str, action: Action, reason: str | None, as_json: bool) -> Non
     values = load()
     configure_log(values)
     with database(values) as db, refusals(), db.connection() as conn:
-        changed = holding.change(conn, name, action, who=person(), why=reason)
+        changed = holding.change(conn, name, action, who=person(), why=reason or None)
     if changed is None:
         raise click.ClickException(f"there is no endpoint {name} that could be held")
     now, version = changed.now, changed.version
