@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -10,6 +10,8 @@ from madeira import reasons
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
 from madeira.settings import Settings
+
+T = TypeVar("T")
 
 #: Seconds that Redis gets.
 REDIS_S: Final = 2.0
@@ -57,6 +59,21 @@ def tell(values: Settings, work: Callable[[Queues], object]) -> None:
         work(queues)
     except BrokerUnavailable as e:
         click.echo(f"the queues were not told ({e}): reconcile does it within a minute", err=True)
+    finally:
+        queues.close()
+
+
+def ask(values: Settings, work: Callable[[Queues], T], unknown: str) -> T | None:
+    """What the queues say; where Redis cannot tell, None, and a line that begins with what is `unknown`."""
+    if not values.redis_url:
+        click.echo(f"{unknown} (MADEIRA_REDIS_URL is not set)", err=True)
+        return None
+    queues = Queues(redis_url=values.redis_url, namespace=values.namespace, timeout_s=REDIS_S)
+    try:
+        return work(queues)
+    except BrokerUnavailable as e:
+        click.echo(f"{unknown}: {e}", err=True)
+        return None
     finally:
         queues.close()
 
