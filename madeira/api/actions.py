@@ -117,7 +117,7 @@ class CancelEndpoint(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         """Cancel all that is unfinished, for some seconds; ``complete`` tells whether that was all."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        query.none(req)
+        query.none(req, in_body=("reason",))
         why = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True)["reason"]
         try:
             name = _endpoint(name)

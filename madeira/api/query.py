@@ -4,7 +4,7 @@ Each parameter has a function that checks and converts its text; all that is wro
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -27,8 +27,8 @@ _FRACTION: Final = re.compile(r"(\.\d{6})\d+")
 Check = Callable[[str], Any]
 
 
-def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """The values of the parameters that the query holds.
+def read(req: falcon.Request, checks: Mapping[str, Check], *, in_body: Collection[str] = ()) -> dict[str, Any]:
+    """The values of the parameters that the query holds. What belongs `in_body` and stands here is told so.
 
     Raises:
         Problem: 422, with one entry for each parameter that is unknown, given twice, or wrong.
@@ -37,7 +37,9 @@ def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     errors: list[FieldError] = []
     for name, given in req.params.items():
         check = checks.get(name)
-        if check is None:
+        if check is None and name in in_body:
+            errors.append(FieldError(name, f'belongs into the body: {{"{name}": ...}}'))
+        elif check is None:
             known = ", ".join(checks) or "none"
             errors.append(FieldError(ascii(name[:64])[1:-1], f"is no parameter of this query; known: {known}"))
         elif not isinstance(given, str):
@@ -52,15 +54,15 @@ def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     return values
 
 
-def none(req: falcon.Request) -> None:
-    """Let only a request pass that asks for nothing in its query.
+def none(req: falcon.Request, *, in_body: Collection[str] = ()) -> None:
+    """Let only a request pass that asks for nothing in its query; as `read`.
 
     Raises:
         Problem: 422, with one entry for each parameter.
     """
     # Intake asks this of every event.
     if req.query_string:
-        read(req, {})
+        read(req, {}, in_body=in_body)
 
 
 def text(given: str) -> str:

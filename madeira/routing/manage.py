@@ -102,7 +102,7 @@ class Configurator:
         with self._changing() as conn:
             spec, _ = self._checked(conn, kind, name, document, {}, problems)
             if configuration.one(conn, kind, name) is not None:
-                raise AlreadyThere(f"there is a {kind} {name!r} already; change that one, or choose another name")
+                raise AlreadyThere(f"there is {_a(kind)} {name!r} already; change that one, or choose another name")
             configuration.insert(conn, kind, {name: spec})
             return _done(conn, who, why, entry("create", kind, name, None, spec), kind, name)
 
@@ -301,6 +301,10 @@ def _checked_name(name: object, problems: Problems) -> str:
     except values.Wrong as e:
         problems.add("name", str(e))
         return ""
+
+
+def _a(kind: Kind) -> str:
+    return f"an {kind}" if kind == "endpoint" else f"a {kind}"
 
 
 def _existing(conn: psycopg.Connection[Any], kind: Kind, name: str) -> Stored:

@@ -39,7 +39,7 @@ class Hold:
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         """Hold an endpoint, or let it go."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        query.read(req, {})
+        query.none(req, in_body=("reason",))
         why = _reason(bodies.document(req.env, optional=not ACTIONS[self._action]).values, needed=ACTIONS[self._action])
         if name == CALLBACK:
             raise Problem(409, f"the endpoint {CALLBACK} is built in: it cannot be held", name="built-in")
