@@ -52,7 +52,7 @@ def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
     results = []
     if plans:
         with tools.database.connection() as conn:
-            results = events.route(conn, plans)
+            results = events.route(conn, plans, made_for=rules.version)
     if any(delivery.ordering_key is not None for _, planned in plans for delivery in planned):
         _keep_first(tools, results)
     for result in results:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import strict_json
+from madeira import reasons, strict_json
 from madeira.api import problems, query, reading
 from madeira.api.acting import Acting
 from madeira.api.answers import jsonable
@@ -26,9 +26,6 @@ from madeira.states import Role
 from madeira.store import cancelling, erase, ordering
 from madeira.store.database import Database
 from madeira.strict_json import NotStrictJson
-
-#: Characters of a reason.
-MAX_REASON: Final = 500
 
 #: Bytes of the body of an action.
 MAX_BODY: Final = 4096
@@ -120,7 +117,7 @@ class CancelEndpoint(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         """Cancel all that is unfinished, for some seconds; ``complete`` tells whether that was all."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        query.none(req)
+        query.none(req, in_body=("reason",))
         why = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True)["reason"]
         try:
             name = _endpoint(name)
@@ -192,19 +189,21 @@ def _asked(raw: bytes, *, required: bool = False, **fields: Any) -> Mapping[str,
 
 
 def _reason(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_REASON or not query.is_line(value):
-        raise ValueError(f"must be a string of at most {MAX_REASON} printable characters")
-    return value
+    return reasons.check(_text(value))
 
 
 def _required_reason(value: Any) -> str:
-    if not _reason(value) or value[0].isspace():
-        raise ValueError("must say why, and not begin with a space")
-    return str(value)
+    return reasons.check_needed(_text(value))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string of at most {reasons.MAX_REASON} printable characters")  # noqa: TRY004  # all that is wrong is told in one way
+    return value
 
 
 def _endpoint(value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not query.is_line(value):
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not reasons.is_line(value):
         raise ValueError("must be the name of an endpoint")
     return value
 

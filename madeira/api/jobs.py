@@ -118,7 +118,7 @@ class Steer:
     def on_post(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:  # the name in the address
         """Pause, resume or cancel one job."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        query.none(req)
+        query.none(req, in_body=("reason",))
         needed = STEERS[self._steer]
         why = _reason_of(bodies.document(req.env, optional=not needed).values, needed=needed)
         try:

@@ -7,8 +7,6 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Container
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import falcon
@@ -17,15 +15,13 @@ from madeira.api import problems, query, reading, validation
 from madeira.api.answers import envelope, jsonable
 from madeira.api.auth import Authenticator, Caller
 from madeira.api.problems import FieldError, Problem
-from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key
-from madeira.errors import BrokerUnavailable
-from madeira.records import DeliveryRef
+from madeira.broker import places
+from madeira.broker.queues import Queues
 from madeira.states import EventStatus, Role
 from madeira.store import events as store
-from madeira.store import listing, ordering, selection
+from madeira.store import listing, selection
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
-from madeira.store.ordering import Wait
 
 #: Events of a page, unless the query says otherwise, and at most.
 PAGE: Final = 50
@@ -88,27 +84,9 @@ def find(source: str, event_id: str, *, database: Database, queues: Queues, aske
         found = store.find(connection, source, event_id)
         if found is None:
             return None
-        ordered = any(d["ordering_key"] is not None and d["status"] == "pending" for d in found["deliveries"])
-        waits = ordering.waits(connection, found["seq"]) if ordered else {}
-    _add_places(found, waits, queues)
-    for delivery in found["deliveries"]:
-        if delivery["id"] in waits:
-            delivery["waits"] = _behind(waits[delivery["id"]], asked_by)
+        waits = places.in_order(connection, found)
+    places.add(found, waits, queues, asked_by=asked_by)
     return found
-
-
-def _add_places(found: dict[str, Any], elsewhere: Container[int], queues: Queues) -> None:
-    """Say where waits what is unfinished and does not wait `elsewhere`, as far as Redis can tell at this moment."""
-    waiting = [d for d in found["deliveries"] if d["status"] in ("pending", "delivering") and d["id"] not in elsewhere]
-    keys = [delivery_key(DeliveryRef(d["id"], found["seq"], d["lane"])) for d in waiting]
-    try:
-        if found["status"] == "pending":
-            found["waits"] = _place(queues.where(ROUTE, [str(found["seq"])])[0])
-        for delivery, place in zip(waiting, queues.where(DELIVER, keys), strict=True):
-            delivery["waits"] = _place(place)
-    except BrokerUnavailable:
-        for part in [*waiting, *([found] if found["status"] == "pending" else [])]:
-            part["waits"] = {"where": "unknown"}
 
 
 def source_of(caller: Caller, req: falcon.Request, event_id: str) -> str:
@@ -132,25 +110,6 @@ def source_of(caller: Caller, req: falcon.Request, event_id: str) -> str:
 def unknown(event_id: str) -> Problem:
     """The answer to an id that its source, or the caller, does not have."""
     return Problem(404, f"there is no event {event_id[:128]!a} of this source", name="unknown-event")
-
-
-def _place(place: Any) -> dict[str, Any]:
-    shown = {"where": place.kind, "seconds": round(place.delay_s, 3), "ahead": place.ahead}
-    if not place.limit:
-        return shown
-    shown["for"] = place.limit
-    # Nobody knows when a person lets an endpoint go.
-    if place.limit not in ("paused", "disabled"):
-        shown["until"] = datetime.now(UTC) + timedelta(seconds=place.delay_s)
-    return shown
-
-
-def _behind(wait: Wait, asked_by: str | None) -> dict[str, Any]:
-    """How it is shown that a delivery waits for another event; a source is told the ids of its own only."""
-    shown = {"where": "ordering", "seconds": 0.0, "ahead": wait.ahead}
-    if asked_by not in (None, wait.source):
-        return shown
-    return shown | {"behind": {"source": wait.source, "event_id": wait.event_id}}
 
 
 def _cursor(before: int) -> str:

@@ -4,12 +4,13 @@ Each parameter has a function that checks and converts its text; all that is wro
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import falcon
 
+from madeira import reasons
 from madeira.api import problems
 from madeira.api.problems import FieldError
 
@@ -17,7 +18,6 @@ from madeira.api.problems import FieldError
 _MAX_TEXT: Final = 512
 
 _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?(?:[Zz]|[+-]\d{2}:\d{2})", re.ASCII)
-_LINE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
 _CURSOR: Final = re.compile(r"(\d{1,18})-(\d{1,18})", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -27,8 +27,8 @@ _FRACTION: Final = re.compile(r"(\.\d{6})\d+")
 Check = Callable[[str], Any]
 
 
-def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """The values of the parameters that the query holds.
+def read(req: falcon.Request, checks: Mapping[str, Check], *, in_body: Collection[str] = ()) -> dict[str, Any]:
+    """The values of the parameters that the query holds. What belongs `in_body` and stands here is told so.
 
     Raises:
         Problem: 422, with one entry for each parameter that is unknown, given twice, or wrong.
@@ -37,7 +37,9 @@ def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     errors: list[FieldError] = []
     for name, given in req.params.items():
         check = checks.get(name)
-        if check is None:
+        if check is None and name in in_body:
+            errors.append(FieldError(name, f'belongs into the body: {{"{name}": ...}}'))
+        elif check is None:
             known = ", ".join(checks) or "none"
             errors.append(FieldError(ascii(name[:64])[1:-1], f"is no parameter of this query; known: {known}"))
         elif not isinstance(given, str):
@@ -52,25 +54,20 @@ def read(req: falcon.Request, checks: Mapping[str, Check]) -> dict[str, Any]:
     return values
 
 
-def none(req: falcon.Request) -> None:
-    """Let only a request pass that asks for nothing in its query.
+def none(req: falcon.Request, *, in_body: Collection[str] = ()) -> None:
+    """Let only a request pass that asks for nothing in its query; as `read`.
 
     Raises:
         Problem: 422, with one entry for each parameter.
     """
     # Intake asks this of every event.
     if req.query_string:
-        read(req, {})
-
-
-def is_line(given: str) -> bool:
-    """Whether a text holds nothing that breaks a line, a terminal, or Postgres."""
-    return _LINE.fullmatch(given) is not None
+        read(req, {}, in_body=in_body)
 
 
 def text(given: str) -> str:
     """A text that something is looked up by."""
-    if not given or len(given) > _MAX_TEXT or not is_line(given):
+    if not given or len(given) > _MAX_TEXT or not reasons.is_line(given):
         raise ValueError(f"must be of 1 to {_MAX_TEXT} printable characters")
     return given
 

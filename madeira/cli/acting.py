@@ -2,19 +2,42 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 
+from madeira import reasons
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
 from madeira.settings import Settings
 
+T = TypeVar("T")
+
 #: Seconds that Redis gets.
 REDIS_S: Final = 2.0
 
-#: An option of all these commands.
-reason_option = click.option("--reason", required=True, help="Why; it stands in the audit.")
+
+class Reason(click.ParamType[str]):
+    """A reason, held to what the API asks of one; `needed` is one that must say something."""
+
+    name = "text"
+
+    def __init__(self, *, needed: bool) -> None:
+        self._check = reasons.check_needed if needed else reasons.check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is."""
+        try:
+            return self._check(value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+#: An option of commands that nobody runs without a reason.
+reason_option = click.option("--reason", type=Reason(needed=True), required=True, help="Why; it stands in the audit.")
+
+#: The same where it may be left out.
+maybe_reason_option = click.option("--reason", type=Reason(needed=False), help="Why; it stands in the audit.")
 
 
 @contextmanager
@@ -36,6 +59,21 @@ def tell(values: Settings, work: Callable[[Queues], object]) -> None:
         work(queues)
     except BrokerUnavailable as e:
         click.echo(f"the queues were not told ({e}): reconcile does it within a minute", err=True)
+    finally:
+        queues.close()
+
+
+def ask(values: Settings, work: Callable[[Queues], T], unknown: str) -> T | None:
+    """What the queues say; where Redis cannot tell, None, and a line that begins with what is `unknown`."""
+    if not values.redis_url:
+        click.echo(f"{unknown} (MADEIRA_REDIS_URL is not set)", err=True)
+        return None
+    queues = Queues(redis_url=values.redis_url, namespace=values.namespace, timeout_s=REDIS_S)
+    try:
+        return work(queues)
+    except BrokerUnavailable as e:
+        click.echo(f"{unknown}: {e}", err=True)
+        return None
     finally:
         queues.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from madeira import settings
+from madeira.cli.acting import Reason
 from madeira.cli.common import configurator, json_option, load, person, print_json
 from madeira.errors import ConfigurationInvalid, SettingsError
 from madeira.routing.apply import Difference
@@ -21,7 +22,7 @@ from madeira.routing.apply import Difference
     is_flag=True,
     help="Seal secrets with the key here although it does not open what is stored. Every process must have that key.",
 )
-@click.option("--reason", help="Why, for the audit.")
+@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
 @json_option
 def apply(file: Path, dry_run: bool, prune: bool, replace_secrets: bool, reason: str | None, as_json: bool) -> None:
     """Bring sources, endpoints and routes to what FILE (TOML; - for standard input) says, all or nothing.
@@ -32,7 +33,7 @@ def apply(file: Path, dry_run: bool, prune: bool, replace_secrets: bool, reason:
     with configurator(load()) as found:
         try:
             difference = found.apply(
-                text, prune=prune, dry_run=dry_run, replace_secrets=replace_secrets, who=person(), why=reason
+                text, prune=prune, dry_run=dry_run, replace_secrets=replace_secrets, who=person(), why=reason or None
             )
         except ConfigurationInvalid as e:
             lines = "\n".join(f"  {p.field}: {p.detail}" if p.field else f"  {p.detail}" for p in e.problems)

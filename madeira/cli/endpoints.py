@@ -8,14 +8,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from madeira.cli.acting import Reason, ask
 from madeira.cli.common import configurator, configure_log, database, json_option, load, person, print_json
 from madeira.cli.listen import one_line
 from madeira.delivery.client import Caller
 from madeira.egress import Egress
+from madeira.lanes.showing import held, lane
+from madeira.records import CALLBACK_URL
 from madeira.routing.config import CALLBACK, callback
 from madeira.routing.manage import Shown
 from madeira.sealing import Sealer
 from madeira.store import endpoints as store
+from madeira.store import holding
+from madeira.store.holding import Holding
 from madeira.strict_json import NotStrictJson, parse
 from madeira.trial import EVENT_TYPE, PAYLOAD, Trial, Trials
 
@@ -52,12 +57,17 @@ def list_endpoints(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show an endpoint, without its secrets, and how many of its deliveries are unfinished."""
+    """Show an endpoint, without its secrets, how many of its deliveries are unfinished, who holds it, and how its lane is."""
     values = load()
     with configurator(values) as found:
-        document = _document(found.get("endpoint", name))
+        document: dict[str, Any] = (
+            {"name": name, "url": CALLBACK_URL} if name == CALLBACK else _document(found.get("endpoint", name))
+        )
     with database(values) as db, db.connection() as conn:
         document["unfinished"] = store.unfinished(conn, name)
+        now = holding.read(conn, name) or Holding()
+    states = ask(values, lambda queues: queues.lane_states(queues.lanes_of(name)), "how its lane is, is not known")
+    document |= held(now) | {"lane": None if states is None else lane(now, states)}
     if as_json:
         print_json(document)
         return
@@ -71,7 +81,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--type", "event_type", default=EVENT_TYPE, show_default=True, help="Type of the event that is sent.")
 @click.option("--payload", default=PAYLOAD, show_default=True, help="Its payload, as JSON.")
 @click.option("--target-uri", help="The address to call, for an endpoint that calls the one of the event.")
-@click.option("--reason", help="Why, for the audit.")
+@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
 @json_option
 def test(name: str, event_type: str, payload: str, target_uri: str | None, reason: str | None, as_json: bool) -> None:
     """Call an endpoint once, and tell what came of it.
@@ -89,7 +99,9 @@ def test(name: str, event_type: str, payload: str, target_uri: str | None, reaso
     egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
     with database(values) as db, Caller(max_connections=1, egress=egress) as caller:
         trials = Trials(database=db, sealer=Sealer(values.secret_key), caller=caller)
-        tried = trials.call(name, Trial(event_type, payload, target_uri=target_uri), who=person(), why=reason, anywhere=True)
+        tried = trials.call(
+            name, Trial(event_type, payload, target_uri=target_uri), who=person(), why=reason or None, anywhere=True
+        )
     told = tried.shown()
     if as_json:
         print_json({"endpoint": name} | told)

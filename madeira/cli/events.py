@@ -1,17 +1,23 @@
 """`madeira trace` and `madeira events`: what Postgres knows about events, for a person or a program."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import click
+import psycopg
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from madeira.broker import places
+from madeira.broker.queues import Queues
+from madeira.cli.acting import ask
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.listen import one_line
 from madeira.cli.listing import list_events
+from madeira.settings import Settings
+from madeira.states import EventStatus
 from madeira.store import events as store
 
 #: Characters of a payload and of an answer that are shown.
@@ -19,6 +25,16 @@ _SHOWN: Final = 300
 
 #: Columns of a table that goes into a file or to another program.
 _WIDTH: Final = 160
+
+#: What keeps a delivery from being called, in words.
+_LIMITS: Final[dict[str, str]] = {
+    "disabled": "its endpoint is disabled",
+    "paused": "its endpoint is paused",
+    "breaker": "the breaker of its lane is open",
+    "retry_after": "the receiver asked to be left alone (Retry-After)",
+    "rate": "the rate of its endpoint",
+    "cap": "the calls at a time of its endpoint",
+}
 
 _COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
 
@@ -32,6 +48,7 @@ def trace(identifier: str, as_json: bool) -> None:
     configure_log(values)
     with database(values) as db, db.connection() as conn:
         found = store.find_trace(conn, identifier)
+        _add_places(values, conn, found)
     if not found:
         raise click.ClickException(f"no event has the trace id or the event id {identifier}")
     if as_json:
@@ -59,6 +76,7 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
     configure_log(values)
     with database(values) as db, db.connection() as conn:
         candidates = [e for e in store.find_trace(conn, event_id) if e["event_id"] == event_id]
+        _add_places(values, conn, candidates)
     found = [e for e in candidates if source in (None, e["source"])]
     if not found:
         raise click.ClickException(f"there is no event {event_id}{' of ' + source if source else ''}")
@@ -70,6 +88,18 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
         print_json(found[0])
     else:
         _print(found[0])
+
+
+def _add_places(values: Settings, conn: psycopg.Connection[Any], found: Sequence[dict[str, Any]]) -> None:
+    """Say where waits what is unfinished, as the API does."""
+    unfinished = [(e, places.in_order(conn, e)) for e in found if e["status"] in (EventStatus.PENDING, EventStatus.DELIVERING)]
+
+    def add(queues: Queues) -> None:
+        for event, waits in unfinished:
+            places.add(event, waits, queues)
+
+    if unfinished:
+        ask(values, add, "what is waited for is not known")
 
 
 def _print(event: Mapping[str, Any]) -> None:
@@ -102,7 +132,8 @@ def _print_delivery(console: Console, delivery: Mapping[str, Any]) -> None:
     line = Text.assemble(("  delivery ", "dim"), f"{delivery['id']} to ", (delivery["endpoint"], "bold"), "  ")
     line.append(_status(delivery["status"]))
     if delivery["status"] == "pending":
-        line.append(f"  next attempt {_time(delivery['next_attempt_at'])}")
+        waits = _waits(delivery.get("waits", {}))
+        line.append(f"  waits: {waits}" if waits else f"  next attempt {_time(delivery['next_attempt_at'])}")
     if delivery["status"] == "delivering":
         line.append(f"  claimed until {_time(delivery['lease_until'])}")
     if delivery["failure_class"]:
@@ -112,6 +143,20 @@ def _print_delivery(console: Console, delivery: Mapping[str, Any]) -> None:
     console.print(line, soft_wrap=True)
     if delivery["attempts"]:
         console.print(_attempts(delivery["attempts"]))
+
+
+def _waits(place: Mapping[str, Any]) -> str | None:
+    """What a delivery waits for other than its time."""
+    where, why = place.get("where"), _LIMITS.get(place.get("for", ""))
+    if where == "ordering":
+        behind = place["behind"]
+        why = f"in its order, event {one_line(behind['event_id'])} of {one_line(behind['source'])} comes first"
+    elif where == "waiting" and why is None:
+        why = "for its turn"
+    if why is None:
+        return None
+    until = f", until {_time(place['until'])}" if "until" in place else ""
+    return f"{why}{until}, {place['ahead']} before it"
 
 
 def _attempts(attempts: list[Mapping[str, Any]]) -> Table:

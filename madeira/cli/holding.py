@@ -3,62 +3,66 @@
 Straight in Postgres, as the API does it, so that a receiver can be spared also where no API runs.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from madeira.broker.queues import Queues
-from madeira.cli.acting import REDIS_S, reason_option, refusals, tell
+from madeira.cli.acting import ask, maybe_reason_option, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
-from madeira.errors import BrokerUnavailable
+from madeira.cli.listen import one_line
 from madeira.lanes import LaneState
-from madeira.lanes.state import STATES, hold_of
-from madeira.settings import Settings
+from madeira.lanes.pace import SEPARATOR, endpoint_of
+from madeira.lanes.showing import lane
+from madeira.lanes.state import hold_of
 from madeira.store import holding
-from madeira.store.holding import Action
+from madeira.store.holding import Action, Holding
 
 
 @click.command()
 @json_option
 def lanes(as_json: bool) -> None:
-    """Tell of each endpoint whether it is held, how its lane is, and how much waits."""
+    """Tell of each endpoint whether it is held, how its lane is and why, and how much waits.
+
+    Where the address comes with the event each host has a lane of its own; those in which something waits are told too.
+    """
     values = load()
     configure_log(values)
     with database(values) as db, db.connection() as conn:
-        states = holding.states(conn)
-    found = _lanes(values, sorted(states))
-    rows = [{"endpoint": name, "state": states[name]} | found.get(name, {}) for name in sorted(states)]
+        known = holding.everyone(conn)
+    found = ask(values, lambda queues: _lanes(queues, known), "the lanes are not known")
+    rows = found if found is not None else [_row(name, now) for name, now in sorted(known.items())]
     if as_json:
         print_json(rows)
         return
     table = Table(box=None)
-    for column in ("endpoint", "state", "lane", "waiting", "under way"):
-        table.add_column(column)
+    for column in ("endpoint", "state", "lane", "waiting", "under way", "until", "why"):
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row["endpoint"], row["state"], *(str(row.get(k, "?")) for k in ("lane", "waiting", "under_way")))
+        until = "" if row.get("until_s") is None else f"{row['until_s']:.0f} s"
+        plain = (row["endpoint"], row["state"], *(str(row.get(k, "?")) for k in ("lane", "waiting", "under_way")), until)
+        table.add_row(*map(Text, plain), Text(one_line(row["reason"] or "")))
     Console().print(table)
 
 
-def _lanes(values: Settings, names: list[str]) -> dict[str, dict[str, Any]]:
-    """How the lanes of endpoints are; nothing where Redis cannot tell."""
-    if not values.redis_url:
-        return {}
-    queues = Queues(redis_url=values.redis_url, namespace=values.namespace, timeout_s=REDIS_S)
-    try:
-        return {name: _lane(queues.lane_states(queues.lanes_of(name))) for name in names}
-    except BrokerUnavailable as e:
-        click.echo(f"the lanes are not known: {e}", err=True)
-        return {}
-    finally:
-        queues.close()
+def _lanes(queues: Queues, known: Mapping[str, Holding]) -> list[dict[str, Any]]:
+    """A row per endpoint, and one per lane of a host."""
+    hosts = {lane: known.get(endpoint_of(lane), Holding()) for lane in queues.lanes() if lane not in known and SEPARATOR in lane}
+    rows = [_row(name, now, queues.lane_states(queues.lanes_of(name))) for name, now in sorted(known.items())]
+    return rows + [_row(name, now, queues.lane_states([name])) for name, now in sorted(hosts.items())]
 
 
-def _lane(states: list[LaneState]) -> dict[str, Any]:
-    worst = min(states, key=lambda s: STATES.index(s.name))
-    waiting = sum(s.fresh + s.retry + s.replay for s in states)
-    return {"lane": worst.name, "waiting": waiting, "under_way": sum(s.under_way for s in states)}
+def _row(name: str, now: Holding, states: Sequence[LaneState] | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {"endpoint": name, "state": now.state, "reason": now.reason, "since": now.since, "by": now.by}
+    if states is None:
+        return row
+    shown = lane(now, states)
+    row |= {"lane": shown["state"], "reason": shown["reason"], "until_s": shown["until_s"]}
+    return row | {"waiting": sum(shown["waiting"].values()), "under_way": shown["under_way"]}
 
 
 @click.command()
@@ -72,7 +76,7 @@ def pause(name: str, reason: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", help="Why; it stands in the audit.")
+@maybe_reason_option
 @json_option
 def resume(name: str, reason: str | None, as_json: bool) -> None:
     """Let a paused endpoint go on."""
@@ -90,7 +94,7 @@ def disable(name: str, reason: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--reason", help="Why; it stands in the audit.")
+@maybe_reason_option
 @json_option
 def enable(name: str, reason: str | None, as_json: bool) -> None:
     """Let a disabled endpoint go on."""
@@ -101,7 +105,7 @@ def _change(name: str, action: Action, reason: str | None, as_json: bool) -> Non
     values = load()
     configure_log(values)
     with database(values) as db, refusals(), db.connection() as conn:
-        changed = holding.change(conn, name, action, who=person(), why=reason)
+        changed = holding.change(conn, name, action, who=person(), why=reason or None)
     if changed is None:
         raise click.ClickException(f"there is no endpoint {name} that could be held")
     now, version = changed.now, changed.version

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from madeira.broker.waking import wake_jobs
-from madeira.cli.acting import refusals, tell
+from madeira.cli.acting import maybe_reason_option, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.errors import AlreadyThere, SelectionInvalid
 from madeira.settings import Settings
@@ -106,13 +106,13 @@ def follow(job_id: int, as_json: bool) -> None:
 def _steer(steer: str, about: str, *, needs_reason: bool) -> click.Command:
     @click.command(steer, help=about)
     @click.argument("job_id", metavar="JOB", type=int)
-    @click.option("--reason", required=needs_reason, help="Why; it stands in the audit.")
+    @(reason_option if needs_reason else maybe_reason_option)
     @json_option
     def command(job_id: int, reason: str | None, as_json: bool) -> None:
         values = load()
         configure_log(values)
         with database(values) as db, refusals(), db.connection() as conn:
-            job = store.steer(conn, job_id, steer, person(), reason)
+            job = store.steer(conn, job_id, steer, person(), reason or None)
         if job is None:
             raise _no_job(job_id)
         tell(values, wake_jobs)

@@ -3,6 +3,7 @@
 import click
 
 from madeira import sealing
+from madeira.cli.acting import Reason
 from madeira.cli.common import configurator, json_option, load, person, print_json
 
 
@@ -17,7 +18,7 @@ def keygen() -> None:
 
 
 @click.command()
-@click.option("--reason", help="Why, for the audit.")
+@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
 @json_option
 def reencrypt(reason: str | None, as_json: bool) -> None:
     """Seal all secrets anew that the first key of MADEIRA_SECRET_KEY has not sealed.
@@ -28,7 +29,7 @@ def reencrypt(reason: str | None, as_json: bool) -> None:
     The exit code is 1 when there are some that no key opens; those are named and left as they are.
     """
     with configurator(load()) as found:
-        done, problems = found.reencrypt(who=person(), why=reason)
+        done, problems = found.reencrypt(who=person(), why=reason or None)
     if as_json:
         left = [{"field": p.field, "detail": p.detail} for p in problems]
         print_json({"reencrypted": list(done), "unopened": left})

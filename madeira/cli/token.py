@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from madeira.cli.acting import Reason
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.states import Role
 from madeira.store import tokens as store
@@ -41,7 +42,7 @@ def token() -> None:
 @click.argument("name")
 @click.option("--role", required=True, type=click.Choice([str(r) for r in Role]), help="What it may do.")
 @click.option("--expires", type=_Life(), metavar="TIME", help="How long it holds: 12h, 30d, 8w. Absent: until it is revoked.")
-@click.option("--reason", help="Why it is made; kept in the audit.")
+@click.option("--reason", type=Reason(needed=False), help="Why it is made; kept in the audit.")
 @json_option
 def create(name: str, role: str, expires: float | None, reason: str | None, as_json: bool) -> None:
     """Make a token and print it, which happens only this once.
@@ -53,7 +54,7 @@ def create(name: str, role: str, expires: float | None, reason: str | None, as_j
     values = load()
     configure_log(values)
     with database(values) as db, db.connection() as conn:
-        text, made = store.create(conn, name=name, role=Role(role), expires_s=expires, who=person(), why=reason)
+        text, made = store.create(conn, name=name, role=Role(role), expires_s=expires, who=person(), why=reason or None)
     if as_json:
         print_json({"token": text} | made)
         return
@@ -64,14 +65,14 @@ def create(name: str, role: str, expires: float | None, reason: str | None, as_j
 
 @token.command()
 @click.argument("name")
-@click.option("--reason", help="Why it is revoked; kept in the audit.")
+@click.option("--reason", type=Reason(needed=False), help="Why it is revoked; kept in the audit.")
 @json_option
 def revoke(name: str, reason: str | None, as_json: bool) -> None:
     """End a token; it holds for at most two seconds more."""
     values = load()
     configure_log(values)
     with database(values) as db, db.connection() as conn:
-        ended = store.revoke(conn, name=name, who=person(), why=reason)
+        ended = store.revoke(conn, name=name, who=person(), why=reason or None)
     if as_json:
         print_json(ended)
     else:

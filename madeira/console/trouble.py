@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from madeira.api.admin import lanes
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable
 from madeira.lanes.pace import endpoint_of
+from madeira.lanes.showing import lane as shown_lane
 from madeira.lanes.state import LaneState
 from madeira.routing.config import CALLBACK, callback
 from madeira.routing.manage import Shown
@@ -101,7 +101,7 @@ def _row(
     waiting = overview.waiting.get(name)
     lane: dict[str, Any] = {"state": held if held != "active" else "unknown", "reason": None, "until_s": None, "under_way": None}
     if states is not None:
-        lane = lanes.lane(Holding(held), states[name])
+        lane = shown_lane(Holding(held), states[name])
     return Row(
         name=name,
         is_configured=document is not None or name == CALLBACK,

@@ -173,12 +173,22 @@ def ordering() -> Value:
         if value in (NO_ORDER, WHOLE_ENDPOINT):
             return str(value)
         try:
-            return str(key.check(value, how))
+            return _yields_key(key.check(value, how))
         except Wrong as e:
             hint = f'must be "{NO_ORDER}", "{WHOLE_ENDPOINT}", or an expression (CEL) that yields a key, such as payload.account'
             raise Wrong(f"{hint}: {'; '.join(detail for _, detail in e.problems)}") from None
 
     return Value(check, key.schema)
+
+
+def _yields_key(text: str) -> str:
+    """`text`, unless it reads nothing of an event and never yields a key; of others each event has to tell."""
+    if not expressions.variables_of(text):
+        try:
+            expressions.Scope({}).key(text)
+        except expressions.ExpressionFailed as e:
+            raise Wrong(e.reason) from None
+    return text
 
 
 def table() -> Value:

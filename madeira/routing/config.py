@@ -18,7 +18,7 @@ from madeira.errors import ConfigurationInvalid, FieldProblem, SettingsError
 from madeira.records import CALLBACK_URL, OWN_SOURCE, Breaker, ClientCertificate, Endpoint, RetryPolicy, Route, Source
 from madeira.routing import secrets
 from madeira.routing.checks import as_table, check_pair
-from madeira.routing.fields import FIELDS, KINDS, Field, Kind, schema
+from madeira.routing.fields import FIELDS, KINDS, READ_ONLY, Field, Kind, schema
 from madeira.routing.values import ENV_PREFIX, How, Wrong, name, printable
 from madeira.sealing import Sealer
 from madeira.settings import refusal_of_reference, secret_reference
@@ -116,6 +116,9 @@ def _canonical(kind: Kind, of: str, document: Mapping[str, Any], how: How, probl
     if document.get("name", of) != of:
         problems.add("name", "an object keeps its name; make a new one instead")
     plain = {key: value for key, value in document.items() if key != "name"}
+    for key in READ_ONLY[kind].keys() & plain.keys():
+        problems.add(key, READ_ONLY[kind][key])
+        del plain[key]
     found = _table(FIELDS[kind][1:], plain, how, problems, "")
     _check_together(kind, found, problems)
     return found

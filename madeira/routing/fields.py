@@ -241,3 +241,16 @@ FIELDS: Final[Mapping[Kind, tuple[Field, ...]]] = {
     "endpoint": _ENDPOINT_FIELDS,
     "route": _ROUTE_FIELDS,
 }
+
+_TOLD: Final = "is told, and not set; leave it out"
+
+#: What is shown of an object beside its fields, and why it is not taken back.
+READ_ONLY: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "source": {"created_at": _TOLD, "updated_at": _TOLD},
+    "endpoint": {
+        "state": "is told, and not set: hold the endpoint by its actions pause and disable, let it go by resume and enable "
+        "(POST /v1/endpoints/{name}/pause, or `madeira endpoints pause NAME`)",
+        **dict.fromkeys(("reason", "since", "by", "lane", "unfinished", "created_at", "updated_at"), _TOLD),
+    },
+    "route": {"created_at": _TOLD, "updated_at": _TOLD},
+}

@@ -102,7 +102,7 @@ class Configurator:
         with self._changing() as conn:
             spec, _ = self._checked(conn, kind, name, document, {}, problems)
             if configuration.one(conn, kind, name) is not None:
-                raise AlreadyThere(f"there is a {kind} {name!r} already; change that one, or choose another name")
+                raise AlreadyThere(f"there is {_a(kind)} {name!r} already; change that one, or choose another name")
             configuration.insert(conn, kind, {name: spec})
             return _done(conn, who, why, entry("create", kind, name, None, spec), kind, name)
 
@@ -153,8 +153,7 @@ class Configurator:
         """Remove an object; `unfinished` says what becomes of an endpoint's unfinished deliveries.
 
         They are cancelled page by page, each page a transaction, before the endpoint goes. What is being called ends with
-        its call. A worker that has not heard yet that no route leads there may add a delivery in the two seconds after; that
-        one waits until it is cancelled.
+        its call. What is routed meanwhile comes before the removal and is cancelled too, or after it and goes nowhere.
 
         Raises:
             NotThere: there is none of this name.
@@ -168,7 +167,7 @@ class Configurator:
             with self._database.connection() as conn:
                 _removable(conn, kind, name, expected)
             cancelled = _cancel_pages(self._database.connection, name, who, why)
-        with self._changing() as conn:
+        with self._changing(removes=kind == "endpoint") as conn:
             before = _removable(conn, kind, name, expected)
             if cancels:
                 # What came meanwhile.
@@ -204,7 +203,7 @@ class Configurator:
         """
         problems = Problems()
         file = tables(text, problems)
-        with self._changing() as conn:
+        with self._changing(removes=prune) as conn:
             change = Change(
                 preparer=self._preparer,
                 sealer=None if replace_secrets else self._sealer,
@@ -245,9 +244,9 @@ class Configurator:
     # -- what changes share -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _changing(self) -> Iterator[psycopg.Connection[Any]]:
+    def _changing(self, *, removes: bool = False) -> Iterator[psycopg.Connection[Any]]:
         with self._database.connection() as conn:
-            configuration.lock(conn)
+            configuration.lock(conn, removes=removes)
             yield conn
 
     def _checked(
@@ -302,6 +301,10 @@ def _checked_name(name: object, problems: Problems) -> str:
     except values.Wrong as e:
         problems.add("name", str(e))
         return ""
+
+
+def _a(kind: Kind) -> str:
+    return f"an {kind}" if kind == "endpoint" else f"a {kind}"
 
 
 def _existing(conn: psycopg.Connection[Any], kind: Kind, name: str) -> Stored:

@@ -17,11 +17,23 @@ from madeira.store.columns import numbers, texts
 #: The kinds of objects; each is the name of its table.
 Kind = Literal["source", "endpoint", "route"]
 
+#: The endpoint that has no row.
+BUILT_IN: Final = "callback"
+
 #: The version of the whole.
 _VERSION: Final = "SELECT version FROM configuration"
 
 #: Let no other change in before this one has ended.
-_LOCK: Final = "SELECT version FROM configuration FOR UPDATE"
+_LOCK: Final = "SELECT version FROM configuration FOR NO KEY UPDATE"
+
+#: Nor a delivery to an endpoint.
+_LOCK_ALL: Final = "SELECT version FROM configuration FOR UPDATE"
+
+#: Let no endpoint go before this transaction has ended. Others may do the same, and what removes nothing may be changed.
+_KEEP: Final = "SELECT version FROM configuration FOR KEY SHARE"
+
+#: Those of some endpoints that are there.
+_THERE: Final = "SELECT name FROM endpoint WHERE name = ANY(%(names)s::text[])"
 
 #: Tell readers that something changed.
 _RAISE: Final = "UPDATE configuration SET version = version + 1, changed_at = clock_timestamp() RETURNING version"
@@ -167,10 +179,25 @@ def one(conn: psycopg.Connection[Any], kind: Kind, name: str) -> Stored | None:
     return Stored(kind, *row) if row else None
 
 
-def lock(conn: psycopg.Connection[Any]) -> int:
-    """Let no other change in until this transaction ends; the present version."""
-    ((found,),) = conn.execute(_LOCK)
+def lock(conn: psycopg.Connection[Any], *, removes: bool = False) -> int:
+    """Let no other change in until this transaction ends; the present version.
+
+    A change that `removes` an endpoint waits for what is being routed, and lets nothing be routed until it has ended: else
+    a delivery might be born that nobody has counted or cancelled, for an endpoint that nobody knows.
+    """
+    ((found,),) = conn.execute(_LOCK_ALL if removes else _LOCK)
     return int(found)
+
+
+def keep_endpoints(conn: psycopg.Connection[Any]) -> None:
+    """Let no endpoint go until this transaction ends."""
+    conn.execute(_KEEP)
+
+
+def endpoints_among(conn: psycopg.Connection[Any], names: Iterable[str]) -> set[str]:
+    """Those of some endpoints that are there; the built-in one always is."""
+    names = list(names)
+    return {BUILT_IN} & {*names} | {name for (name,) in conn.execute(_THERE, {"names": texts(names)})}
 
 
 def raise_version(conn: psycopg.Connection[Any]) -> int:

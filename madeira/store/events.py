@@ -15,8 +15,12 @@ from psycopg.rows import dict_row
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, DeliveryRef, NewEvent, PlannedDelivery, RoutableEvent
 from madeira.states import MAX_ROUTE_FAILURES, EventStatus
+from madeira.store import configuration
 from madeira.store.columns import binaries, numbers, quoted, texts
 from madeira.store.same import same_value
+
+#: The number of an event, and what it is to become.
+Plan = tuple[int, Sequence[PlannedDelivery]]
 
 #: Times that an insert is tried again when the row in its way is gone before it could be read.
 _INSERT_ROUNDS: Final = 3
@@ -101,9 +105,11 @@ _ROUTABLE: Final = """
 """
 
 #: Route pending events: insert their deliveries and count them. An event without any is dead as unrouted. One that was
-#: routed before, and is routed again, keeps the deliveries that it has.
+#: routed before, and is routed again, keeps the deliveries that it has. No endpoint goes until this has ended; plans that were
+#: made for another configuration than this one do nothing, and the first column says which one there is.
 _ROUTE: Final = """
-    WITH planned AS MATERIALIZED (
+    WITH standing AS MATERIALIZED (SELECT version FROM configuration WHERE single FOR KEY SHARE),
+    planned AS MATERIALIZED (
         SELECT *
         FROM unnest(%(seq)s::bigint[], %(endpoint)s::text[], %(lane)s::text[], %(routes)s::text[],
                     %(failure_class)s::text[], %(last_error)s::text[], %(error_code)s::text[], %(body)s::text[],
@@ -112,6 +118,7 @@ _ROUTE: Final = """
     locked AS MATERIALIZED (
         SELECT seq, trace_id FROM event
         WHERE seq = ANY(%(seqs)s::bigint[]) AND status = 'pending' AND routed_at IS NULL
+              AND (SELECT version = coalesce(%(made_for)s::bigint, version) FROM standing)
         ORDER BY seq
         FOR NO KEY UPDATE),
     born AS (
@@ -143,8 +150,8 @@ _ROUTE: Final = """
               GROUP BY l.seq) s
         WHERE e.seq = s.seq
         RETURNING e.seq, e.status)
-    SELECT r.seq, r.status, b.id, b.lane, b.status
-    FROM routed r LEFT JOIN born b ON b.event_seq = r.seq
+    SELECT s.version, r.seq, r.status, b.id, b.lane, b.status
+    FROM standing s LEFT JOIN (routed r LEFT JOIN born b ON b.event_seq = r.seq) ON true
     ORDER BY r.seq, b.id
 """
 
@@ -330,14 +337,17 @@ def routable(conn: psycopg.Connection[Any], seqs: Sequence[int]) -> tuple[list[R
     return events, others
 
 
-def route(conn: psycopg.Connection[Any], plans: Sequence[tuple[int, Sequence[PlannedDelivery]]]) -> list[RouteResult]:
+def route(conn: psycopg.Connection[Any], plans: Sequence[Plan], *, made_for: int | None = None) -> list[RouteResult]:
     """Insert the planned deliveries of events that are still to be routed; one result per plan, in their order.
 
     An empty plan makes the event dead as ``unrouted``. An event that was routed before is left as it is, and the result
     names the deliveries that it has unfinished, since the earlier run may have died before it told the broker.
+
+    `made_for` is the version of the configuration that the plans were made by. If it is another one by now, what is planned
+    for an endpoint that is there no more is left out, as if no route had led there. None: nobody asks.
     """
     results = {seq: RouteResult(seq) for seq, _ in plans}
-    for seq, event_status, delivery_id, lane, status in conn.execute(_ROUTE, _plan_columns(plans), binary=True):
+    for seq, event_status, delivery_id, lane, status in _routed(conn, plans, made_for):
         if results[seq].status is None:
             results[seq] = RouteResult(seq, status=EventStatus(event_status))
         if delivery_id is not None:
@@ -350,7 +360,25 @@ def route(conn: psycopg.Connection[Any], plans: Sequence[tuple[int, Sequence[Pla
     return [results[seq] for seq, _ in plans]
 
 
-def _plan_columns(plans: Sequence[tuple[int, Sequence[PlannedDelivery]]]) -> dict[str, str]:
+def _routed(conn: psycopg.Connection[Any], plans: Sequence[Plan], made_for: int | None) -> list[tuple[Any, ...]]:
+    """What was routed: seq and state of each event, with id, lane and state of each delivery."""
+    version, rows = _route_now(conn, plans, made_for)
+    if made_for in (None, version):
+        return rows
+    with conn.transaction():
+        configuration.keep_endpoints(conn)
+        there = configuration.endpoints_among(conn, {p.endpoint for _, planned in plans for p in planned})
+        left = [(seq, [p for p in planned if p.endpoint in there]) for seq, planned in plans]
+        return _route_now(conn, left, None)[1]
+
+
+def _route_now(conn: psycopg.Connection[Any], plans: Sequence[Plan], made_for: int | None) -> tuple[int, list[tuple[Any, ...]]]:
+    """The version of the configuration, and what was routed; nothing, if `made_for` is another one."""
+    rows = conn.execute(_ROUTE, _plan_columns(plans) | {"made_for": made_for}, binary=True).fetchall()
+    return rows[0][0], [row[1:] for row in rows if row[1] is not None]
+
+
+def _plan_columns(plans: Sequence[Plan]) -> dict[str, str]:
     rows = [(seq, delivery) for seq, planned in plans for delivery in planned]
     return {
         "seqs": numbers(seq for seq, _ in plans),

@@ -54,7 +54,7 @@ _SAME: Final = """
 _LAG_S: Final = 2.0
 
 #: How all of them are held.
-_ALL: Final = "SELECT name, state FROM endpoint"
+_ALL: Final = "SELECT name, state, state_reason, state_since, state_by FROM endpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,12 @@ def read(conn: psycopg.Connection[Any], name: str) -> Holding | None:
 
 def states(conn: psycopg.Connection[Any]) -> dict[str, str]:
     """The state of each endpoint."""
-    return dict(conn.execute(_ALL).fetchall())
+    return {name: one.state for name, one in everyone(conn).items()}
+
+
+def everyone(conn: psycopg.Connection[Any]) -> dict[str, Holding]:
+    """How each endpoint is held."""
+    return {name: Holding(*how) for name, *how in conn.execute(_ALL)}
 
 
 def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str, why: str | None) -> Changed | None:

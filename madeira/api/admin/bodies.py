@@ -4,16 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from madeira import strict_json
-from madeira.api import problems, query, reading
+from madeira import reasons, strict_json
+from madeira.api import problems, reading
 from madeira.api.problems import FieldError, Problem
 from madeira.strict_json import Document, NotStrictJson
 
 #: Bytes of a body; a template of a body and some certificates fit well.
 MAX_BODY: Final = 262_144
-
-#: Characters of a reason.
-MAX_REASON: Final = 500
 
 #: What the name of an object or a token may be.
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -52,12 +49,5 @@ def unknown(values: Mapping[str, Any], known: frozenset[str], what: str) -> list
     return [FieldError(ascii(name[:64])[1:-1], f"is no field of {what}") for name in values if name not in known]
 
 
-def reason(given: str) -> str:
-    """The reason of an action, from a query.
-
-    Raises:
-        ValueError: it is too long, or holds what does not belong into a line.
-    """
-    if len(given) > MAX_REASON or not query.is_line(given):
-        raise ValueError(f"must be of at most {MAX_REASON} printable characters")
-    return given
+#: The reason of an action, from a query or a body; raises ValueError.
+reason: Final = reasons.check

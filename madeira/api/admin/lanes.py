@@ -5,7 +5,6 @@ away, every process learns of it from Postgres.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 import falcon
@@ -18,7 +17,7 @@ from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
-from madeira.lanes.state import STATES, LaneState
+from madeira.lanes.showing import held, lane
 from madeira.routing.config import CALLBACK
 from madeira.states import Role
 from madeira.store import holding
@@ -40,7 +39,7 @@ class Hold:
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         """Hold an endpoint, or let it go."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        query.read(req, {})
+        query.none(req, in_body=("reason",))
         why = _reason(bodies.document(req.env, optional=not ACTIONS[self._action]).values, needed=ACTIONS[self._action])
         if name == CALLBACK:
             raise Problem(409, f"the endpoint {CALLBACK} is built in: it cannot be held", name="built-in")
@@ -55,11 +54,6 @@ class Hold:
         resp.data = json.dumps({"endpoint": name} | held(changed.now), default=jsonable).encode()
 
 
-def held(now: Holding) -> dict[str, Any]:
-    """How an endpoint is held, as it is shown."""
-    return {"state": now.state, "reason": now.reason, "since": now.since, "by": now.by}
-
-
 def shown(name: str, *, database: Database, queues: Queues) -> dict[str, Any]:
     """How an endpoint is held and how its lanes are, as members of its document."""
     with database.connection() as connection:
@@ -69,27 +63,6 @@ def shown(name: str, *, database: Database, queues: Queues) -> dict[str, Any]:
     except BrokerUnavailable:
         return held(now) | {"lane": None}
     return held(now) | {"lane": lane(now, states)}
-
-
-def lane(now: Holding, states: Sequence[LaneState]) -> dict[str, Any]:
-    """All lanes of an endpoint as one: the state of the worst, and the sums."""
-    worst = min(states, key=lambda s: STATES.index(s.name))
-    # What Postgres says counts: Redis may not know yet, or any more.
-    state = now.state if now.state != "active" else worst.name if not worst.hold else "active"
-    breaker = worst.breaker
-    reason = now.reason if now.state != "active" else breaker.reason
-    if state == "retry_after":
-        reason = "the receiver asked to be left alone (Retry-After)"
-    until_s = {"open": breaker.left_s, "half_open": breaker.left_s, "retry_after": worst.retry_after_s}.get(state)
-    return {
-        "state": state,
-        "reason": reason,
-        # Of an open breaker: when a call may try; of one half open: when the call that tries is given up.
-        "until_s": None if until_s is None else round(until_s, 3),
-        "allowed": breaker.allow if state == "ramp" else None,
-        "under_way": sum(s.under_way for s in states),
-        "waiting": {line: sum(getattr(s, line) for s in states) for line in ("fresh", "retry", "replay")},
-    }
 
 
 def _reason(values: Any, *, needed: bool) -> str | None:

@@ -32,7 +32,7 @@ class TestCall:
     def on_post(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         """Call the endpoint once; the answer tells the request, the receiver's answer, and the verdict on it."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        query.read(req, {})
+        query.none(req, in_body=FIELDS)
         asked, why = self._asked(bodies.document(req.env, optional=True))
         if not bodies.NAME.fullmatch(name):
             raise Problem(404, f"there is no endpoint {name[:64]!a}", name="unknown-endpoint")

@@ -3,7 +3,6 @@
 from typing import Final
 
 from madeira.api import jobs
-from madeira.api.admin.bodies import MAX_REASON
 from madeira.api.openapi import parts
 from madeira.api.openapi.parts import (
     EVENT_ID,
@@ -24,6 +23,7 @@ from madeira.api.openapi.parts import (
     whole,
     words,
 )
+from madeira.reasons import MAX_REASON
 from madeira.states import ErrorCode, FailureClass, JobState
 from madeira.store import selection
 

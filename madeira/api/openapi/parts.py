@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from madeira.api import problems
-from madeira.api.admin.bodies import MAX_REASON
+from madeira.reasons import MAX_REASON
 from madeira.states import Role
 
 Schema = dict[str, Any]

@@ -3,7 +3,6 @@
 from typing import Final
 
 from madeira.api import problems, validation
-from madeira.api.admin.bodies import MAX_REASON
 from madeira.api.admin.tokens import MAX_EXPIRES
 from madeira.api.openapi.parts import (
     EVENT_ID,
@@ -24,6 +23,7 @@ from madeira.api.openapi.parts import (
     words,
 )
 from madeira.lanes.state import STATES
+from madeira.reasons import MAX_REASON
 from madeira.states import DeliveryStatus, EventStatus, FailureClass, Outcome, Role
 
 _EVENT_STATUS: Final = words(*EventStatus)

@@ -1,0 +1,111 @@
+"""Whoever looks from a terminal sees what is held, by whom and why, and what a delivery waits for."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from madeira.broker.queues import Queues, ensure_delivery
+from madeira.lanes import LaneSettings
+from madeira.records import PlannedDelivery
+from madeira.store import events
+from tests.store import making
+from tests.system.harness import configure, toml
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal:
+    """Runs commands against the servers of a test."""
+
+    def __init__(self, env: dict[str, str], conn: "psycopg.Connection[Any]", queues: Queues) -> None:
+        self.env = env
+        self.conn = conn
+        self.queues = queues
+
+    def run(self, *arguments: str, **env: str) -> str:
+        command = [sys.executable, "-m", "madeira.cli", *arguments]
+        done = subprocess.run(command, env=self.env | env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def waiting(self, event_id: str, endpoint: str = "a", lane: str = "a") -> None:
+        """A queued delivery of an event of its own."""
+        seq = making.accept(self.conn, event_id=event_id)
+        [ref] = events.route(self.conn, [(seq, [PlannedDelivery(endpoint, lane)])])[0].refs
+        self.queues.ensure([ensure_delivery(ref)])
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Terminal]:
+    """A terminal, with the endpoint `a` held for a reason, and three events that wait for it."""
+    configure(database_url, toml({"a": {"url": "http://receiver.test/a"}}))
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
+    env = plain | {
+        "MADEIRA_DATA_DIR": str(tmp_path / "data"),
+        "MADEIRA_DATABASE_URL": database_url,
+        "MADEIRA_REDIS_URL": redis_url,
+        "MADEIRA_NAMESPACE": "m",
+        "COLUMNS": "200",
+    }
+    queues = Queues(redis_url=redis_url, namespace="m")
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        terminal = Terminal(env, conn, queues)
+        assert queues.rebuild_begin("test")
+        assert queues.rebuild_commit("test")
+        queues.set_lanes([LaneSettings(lane="a", version=1, rate=None, burst=1, concurrency=10, lease_s=60.0)])
+        for event_id in ("one", "two", "three"):
+            terminal.waiting(event_id)
+        terminal.run("endpoints", "pause", "a", "--reason", "they move house")
+        yield terminal
+    queues.close()
+
+
+def test_an_endpoint_is_shown_with_who_holds_it_and_its_lane(terminal: Terminal) -> None:
+    """For a person and for a program."""
+    found = json.loads(terminal.run("endpoints", "show", "a", "--json"))
+    assert (found["state"], found["reason"], found["unfinished"]) == ("paused", "they move house", 3)
+    assert found["by"].startswith("cli ")
+    assert (found["lane"]["state"], found["lane"]["waiting"]["fresh"]) == ("paused", 3)
+    assert "they move house" in terminal.run("endpoints", "show", "a")
+
+
+def test_without_redis_it_is_shown_how_an_endpoint_is_held(terminal: Terminal) -> None:
+    """Postgres knows that; of the lane nobody knows anything."""
+    found = json.loads(terminal.run("endpoints", "show", "a", "--json", MADEIRA_REDIS_URL=""))
+    assert (found["state"], found["reason"], found["lane"]) == ("paused", "they move house", None)
+    [row] = json.loads(terminal.run("endpoints", "lanes", "--json", MADEIRA_REDIS_URL=""))
+    assert (row["state"], row["reason"]) == ("paused", "they move house")
+
+
+def test_lanes_are_told_with_their_reasons_and_those_of_hosts_too(terminal: Terminal) -> None:
+    """A slow host of a callback address would be found nowhere else."""
+    terminal.waiting("four", "callback", "callback@slow.test:80")
+    rows = {row["endpoint"]: row for row in json.loads(terminal.run("endpoints", "lanes", "--json"))}
+    assert sorted(rows) == ["a", "callback@slow.test:80"]
+    assert [rows["a"][k] for k in ("state", "lane", "reason", "waiting")] == ["paused", "paused", "they move house", 3]
+    assert [rows["callback@slow.test:80"][k] for k in ("state", "lane", "waiting")] == ["active", "active", 1]
+    told = terminal.run("endpoints", "lanes")
+    assert "they move house" in told
+    assert "callback@slow.test:80" in told
+    shown = json.loads(terminal.run("endpoints", "show", "callback", "--json"))
+    assert shown["lane"]["waiting"]["fresh"] == 1
+
+
+@pytest.mark.parametrize("command", [("trace",), ("events", "show")], ids=" ".join)
+def test_a_delivery_is_told_to_wait_for_whoever_holds_its_endpoint(terminal: Terminal, command: tuple[str, ...]) -> None:
+    """Not for a time that is over."""
+    told = terminal.run(*command, "three")
+    assert "waits: its endpoint is paused, 2 before it" in told
+    assert "next attempt" not in told
+    found = json.loads(terminal.run(*command, "three", "--json"))
+    [event] = found if isinstance(found, list) else [found]
+    assert (event["deliveries"][0]["waits"]["for"], event["deliveries"][0]["waits"]["ahead"]) == ("paused", 2)
