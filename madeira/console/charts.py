@@ -39,6 +39,9 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 472.0, 10.0, 124.0
 #: Rows of the table.
 _ROWS: Final = 12
 
+#: Between two labels, at least.
+_APART: Final = 14.0
+
 #: Labels of an axis of numbers at most.
 _LABELS: Final = 4
 
@@ -233,7 +236,7 @@ def _latency(cells: Sequence[Cell], places: _Places) -> Chart:
             Series("p50: half were quicker", "a", places.line(middle, y)),
             Series("p95: of 20, one was slower", "b", places.line(most, y)),
         ],
-        [(y(value), told) for value, told in _SPANS.items() if low <= value <= high],
+        _apart([(y(value), told) for value, told in _SPANS.items() if low <= value <= high]),
         places.told(lambda c: f"p50 {_span(c.numbers.latency_s(0.5))}, p95 {_span(c.numbers.latency_s(0.95))}"),
     )
 
@@ -259,6 +262,15 @@ def _retried(cells: Sequence[Cell], places: _Places) -> Chart:
 def _at(share: float) -> float:
     """A share of the height as a place."""
     return round(BOTTOM - share * (BOTTOM - TOP), 1)
+
+
+def _apart(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Labels without those that would run into one above them."""
+    kept = [labels[-1]]
+    for label in labels[-2::-1]:
+        if label[0] - kept[-1][0] >= _APART:
+            kept.append(label)
+    return kept[::-1]
 
 
 def _linear(most: float) -> tuple[_Scale, list[float]]:

@@ -21,8 +21,8 @@ PAGE: Final = 25
 _GROUPS: Final = 15
 
 #: Attempts that the page of one lists, and of how many of the latest it shows what was sent and what came back.
-_ATTEMPTS: Final = 60
-_SHOWN: Final = 6
+_ATTEMPTS: Final = 40
+_SHOWN: Final = 5
 
 #: Filters that are looked up in each event: too much work to be done every two seconds.
 _OF_EVENT: Final = frozenset({"source", "event_type", "text"})

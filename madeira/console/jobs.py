@@ -262,12 +262,11 @@ def _share(part: int, total: int) -> str:
 
 def _bar(job: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """The parts of the progress bar: what they are, where they begin, and how long they are, in percent."""
-    bar, begin = [], 0.0
+    bar, before = [], 0
     for name in ("done", "failed", "skipped", "begun"):
-        length = round(100 * job[name] / job["total"], 2) if job["total"] else 0.0
-        if length:
-            bar.append((name, round(begin, 2), length))
-        begin += length
+        if job[name]:
+            bar.append((name, round(100 * before / job["total"], 2), round(100 * job[name] / job["total"], 2)))
+        before += job[name]
     return bar
 
 

@@ -45,4 +45,5 @@ def _because(why: Any) -> str:
 
 
 def _counts(detail: Mapping[str, Any]) -> str:
-    return words.joined(f"{count} {kind}" for kind, count in detail.items()) if detail else "differences"
+    found = sorted(detail.items(), key=lambda one: (-int(one[1]), one[0]))
+    return words.joined(f"{count} {kind}" for kind, count in found) if found else "differences"
