@@ -5,16 +5,19 @@ Redis be away then, reconcile, routing or the claim see to it, and every process
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from madeira import log
 from madeira.broker.queues import DELIVER, ROUTE, Ensure, Queues, delivery_key, ensure_delivery
+from madeira.broker.waking import wake_jobs
 from madeira.errors import BrokerUnavailable
 from madeira.lanes.state import hold_of
 from madeira.records import DeliveryRef
-from madeira.store import cancelling, holding, ordering, replay
+from madeira.store import cancelling, holding, jobs, ordering, replay
 from madeira.store.cancelling import CancelResult
 from madeira.store.database import Database
 from madeira.store.holding import Action, Changed
+from madeira.store.jobs import NewJob
 from madeira.store.replay import ReplayResult, RerouteResult
 
 _log = log.get(__name__)
@@ -89,6 +92,30 @@ class Acting:
                 _log.warning("endpoint.not_told", reason=str(e), endpoint=name)
         return changed
 
+    def start_job(self, job: NewJob, *, who: str) -> tuple[dict[str, Any], bool]:
+        """Make a job; it, and whether it is new: with a key that was given before it is the job of then.
+
+        Raises:
+            AlreadyThere: another job was made under this key.
+        """
+        with self._database.connection() as connection:
+            made, is_new = jobs.create(connection, job, who)
+        if is_new:
+            self._wake_jobs()
+        return made, is_new
+
+    def steer_job(self, job_id: int, steer: str, *, who: str, why: str | None) -> dict[str, Any] | None:
+        """``pause``, ``resume`` or ``cancel`` a job; it as it is now.
+
+        Raises:
+            IllegalTransition: the job has ended.
+        """
+        with self._database.connection() as connection:
+            found = jobs.steer(connection, job_id, steer, who, why)
+        if found is not None:
+            self._wake_jobs()
+        return found
+
     def ensure(self, refs: Sequence[DeliveryRef]) -> None:
         """Queue deliveries that are to go; should that fail, reconcile does."""
         self._ensure([ensure_delivery(ref) for ref in refs])
@@ -105,6 +132,12 @@ class Acting:
             following = ordering.following(connection, ended)
         if following:
             self.ensure(following)
+
+    def _wake_jobs(self) -> None:
+        try:
+            wake_jobs(self._queues)
+        except BrokerUnavailable as e:
+            _log.warning("job.not_woken", reason=str(e), detail="a worker looks within a minute")
 
     def _ensure(self, keys: Sequence[Ensure]) -> None:
         try:

@@ -10,15 +10,14 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import log
 from madeira.api import problems, query
+from madeira.api.acting import Acting
 from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.broker.queues import Queues
-from madeira.broker.waking import wake_jobs
-from madeira.errors import AlreadyThere, BrokerUnavailable, IllegalTransition, SelectionInvalid
+from madeira.errors import AlreadyThere, IllegalTransition, SelectionInvalid
 from madeira.states import JobState, Role
 from madeira.store import jobs as store
 from madeira.store import selection
@@ -44,8 +43,6 @@ STEERS: Final[Mapping[str, bool]] = {"pause": True, "resume": False, "cancel": T
 _KEY: Final = re.compile(KEY_PATTERN, re.ASCII)
 _ID: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
-_log = log.get(__name__)
-
 
 class Jobs:
     """``GET`` and ``POST /v1/jobs``."""
@@ -53,15 +50,15 @@ class Jobs:
     def __init__(self, *, auth: Authenticator, database: Database, queues: Queues) -> None:
         self._auth = auth
         self._database = database
-        self._queues = queues
+        self._acting = Acting(database=database, queues=queues)
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show a page of jobs, the latest first."""
         self._auth.person(req.env, Role.VIEWER)
-        asked = query.read(req, _PARAMETERS)
-        limit = asked.pop("limit", PAGE)
+        wanted = query.read(req, _PARAMETERS)
+        limit = wanted.pop("limit", PAGE)
         with self._database.connection() as connection:
-            found = store.page(connection, limit=limit + 1, before=asked.pop("cursor", None), **asked)
+            found = store.page(connection, limit=limit + 1, before=wanted.pop("cursor", None), **wanted)
         following = str(found[limit - 1]["id"]) if len(found) > limit else None
         resp.data = json.dumps({"jobs": found[:limit], "next_cursor": following}, default=jsonable).encode()
 
@@ -69,7 +66,7 @@ class Jobs:
         """Make a job, or with ``dry_run`` only count what it would be about."""
         caller = self._auth.person(req.env, Role.OPERATOR)
         query.none(req)
-        job, dry_run = _asked(bodies.document(req.env).values)
+        job, dry_run = asked(bodies.document(req.env).values)
         if dry_run:
             with self._database.connection() as connection:
                 preview = store.preview(connection, job)
@@ -77,13 +74,11 @@ class Jobs:
             resp.data = json.dumps(answer, default=jsonable).encode()
             return
         try:
-            with self._database.connection() as connection:
-                made, is_new = store.create(connection, job, caller.name)
+            made, is_new = self._acting.start_job(job, who=caller.name)
         except AlreadyThere as e:
             raise Problem(409, str(e), name="already-there") from None
         if is_new:
             resp.status = falcon.HTTP_201
-            _wake(self._queues)
         resp.set_header("Location", f"/v1/jobs/{made['id']}")
         resp.data = json.dumps(made, default=jsonable).encode()
 
@@ -100,9 +95,9 @@ class Job:
         self._auth.person(req.env, Role.VIEWER)
         query.none(req)
         with self._database.connection() as connection:
-            found = store.find(connection, _number(id))
+            found = store.find(connection, number(id))
         if found is None:
-            raise _unknown(id)
+            raise unknown(id)
         resp.data = json.dumps(found, default=jsonable).encode()
 
 
@@ -111,8 +106,7 @@ class Steer:
 
     def __init__(self, *, auth: Authenticator, database: Database, queues: Queues, steer: str) -> None:
         self._auth = auth
-        self._database = database
-        self._queues = queues
+        self._acting = Acting(database=database, queues=queues)
         self._steer = steer
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:  # the name in the address
@@ -122,34 +116,31 @@ class Steer:
         needed = STEERS[self._steer]
         why = _reason_of(bodies.document(req.env, optional=not needed).values, needed=needed)
         try:
-            with self._database.connection() as connection:
-                found = store.steer(connection, _number(id), self._steer, caller.name, why)
+            found = self._acting.steer_job(number(id), self._steer, who=caller.name, why=why)
         except IllegalTransition as e:
             raise Problem(409, str(e), name=e.code) from None
         if found is None:
-            raise _unknown(id)
-        _wake(self._queues)
+            raise unknown(id)
         resp.data = json.dumps(found, default=jsonable).encode()
 
 
-def _wake(queues: Queues) -> None:
-    try:
-        wake_jobs(queues)
-    except BrokerUnavailable as e:
-        _log.warning("job.not_woken", reason=str(e), detail="a worker looks within a minute")
+def number(given: str) -> int:
+    """The number of a job.
 
-
-def _number(given: str) -> int:
+    Raises:
+        Problem: 404.
+    """
     if not _ID.fullmatch(given):
-        raise _unknown(given)
+        raise unknown(given)
     return int(given)
 
 
-def _unknown(given: str) -> Problem:
+def unknown(given: str) -> Problem:
+    """What is answered about a job that is not there."""
     return Problem(404, f"there is no job {given[:64]!a}", name="unknown-job")
 
 
-def _asked(values: Mapping[str, Any]) -> tuple[NewJob, bool]:
+def asked(values: Mapping[str, Any]) -> tuple[NewJob, bool]:
     """The job that a body asks for, and whether it is only to be counted.
 
     Raises:

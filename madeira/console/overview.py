@@ -1,4 +1,4 @@
-"""Is anything wrong? One sentence, then the endpoints by their trouble, then what is dead, then how Madeira itself does."""
+"""Is anything wrong? One sentence, then charts, the endpoints by their trouble, what is dead, and how Madeira itself does."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -6,17 +6,25 @@ from typing import Any, Final, NamedTuple
 
 import falcon
 
+from madeira.api import query
 from madeira.broker.queues import Queues
-from madeira.console import asking, trouble, words
+from madeira.console import asking, charts, lately, trouble, words
 from madeira.console.house import House, Page
 from madeira.console.trouble import Row
 from madeira.errors import BrokerUnavailable
-from madeira.store import holding, reconcile
+from madeira.store import holding, notices, reconcile, rollups
 from madeira.store import overview as store
 from madeira.store.overview import Overview
 
 #: Seconds of silence after which a worker process is not counted any more; it gives a sign every five.
 _ALIVE_S: Final = 30.0
+
+#: Endpoints, and groups of dead letters, of the page; the rest is a link away.
+ROWS: Final = 20
+DEAD: Final = 12
+
+#: Notices of the page.
+_NOTICES: Final = 6
 
 #: Seconds after which reconcile is late: it runs every minute.
 _LATE_S: Final = 180.0
@@ -50,13 +58,15 @@ class OverviewPage(Page):
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show how everything is."""
-        asking.read(req, {})
-        house = self.house
+        chosen = asking.read(req, {"range": query.choice(*charts.RANGES)}).values.get("range", "1h")
+        house, shown = self.house, charts.RANGES[chosen]
         configured = house.configurator.list("endpoint")
         with house.database.connection() as connection:
             found = store.read(connection)
             held = holding.states(connection)
             runs = reconcile.last_runs(connection, 1)
+            points = rollups.series(connection, shown.range)
+            told = notices.latest(connection, _NOTICES)
         rows = trouble.rows(configured, found, held=held, queues=house.queues)
         health = _health(runs, house.queues)
         house.show(
@@ -68,6 +78,12 @@ class OverviewPage(Page):
             rows=rows,
             overview=found,
             health=health,
+            drawn=charts.draw(points, shown),
+            ranges=charts.RANGES,
+            chosen=chosen,
+            most_rows=ROWS,
+            most_dead=DEAD,
+            notices=[lately.told(notice) for notice in told],
         )
 
 

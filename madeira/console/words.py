@@ -18,6 +18,9 @@ _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 #: What a state means for whoever looks: red only for what needs a person.
 _TONES: Final = {
     "succeeded": "good",
+    "done": "good",
+    "running": "busy",
+    "failed": "bad",
     "active": "good",
     "flowing": "good",
     "ok": "good",
@@ -132,4 +135,4 @@ def address(*parts: str, **query: Any) -> str:
     """An address of the console: its parts, and what the query asks for; None is left out."""
     path = "/".join(["/console", *(quote(part, safe="") for part in parts)])
     asked = {name: value for name, value in query.items() if value is not None and value != ""}
-    return f"{path}?{urlencode(asked)}" if asked else path
+    return f"{path}?{urlencode(asked, doseq=True)}" if asked else path

@@ -121,6 +121,17 @@ def count(
     return total, [endpoint for endpoint, _ in groups]
 
 
+def skips(conn: psycopg.Connection[Any], kind: Kind, action: Action, selection: Selection, before: Any) -> dict[str, int]:
+    """How many of them nothing can be done with, by the reason."""
+    why = _why(kind, action)
+    if why.startswith("NULL"):
+        return {}
+    way, wanted, params = _asked(kind, action, selection, before)
+    found = f"FROM {way.table} {way.joined} WHERE {' AND '.join((way.within, *wanted))}"
+    statement = f"SELECT why, count(*) FROM (SELECT {why} AS why {found}) w WHERE why IS NOT NULL GROUP BY 1"  # noqa: S608
+    return dict(conn.execute(statement.encode(), params, prepare=False).fetchall())
+
+
 def sample(
     conn: psycopg.Connection[Any], kind: Kind, action: Action, selection: Selection, before: Any, limit: int
 ) -> list[dict[str, Any]]:

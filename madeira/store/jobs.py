@@ -4,6 +4,7 @@ A job is about what was there when it was made: what died, or was accepted, late
 nor those of another job come round to it again. Each thing that a person does to a job is one transaction with its audit row.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -124,6 +125,14 @@ def preview(conn: psycopg.Connection[Any], job: NewJob) -> Preview:
         left = SAMPLE - len(sample)
         sample += job_walks.sample(conn, kind, job.action, job.selection, at, left) if left else []
     return Preview(total, parts, sample, at)
+
+
+def skips(conn: psycopg.Connection[Any], job: NewJob, found: Preview) -> dict[str, int]:
+    """How many of what a preview has counted would be passed over, whatever happens meanwhile, by the reason."""
+    told: Counter[str] = Counter()
+    for kind in dict(found.parts):
+        told.update(job_walks.skips(conn, kind, job.action, job.selection, found.at))
+    return dict(told)
 
 
 def _counted(conn: psycopg.Connection[Any], job: NewJob, at: datetime) -> tuple[int, list[tuple[Kind, str]]]:

@@ -12,10 +12,13 @@ from typing import Any, Final
 
 from madeira.errors import FieldProblem, SelectionInvalid
 from madeira.states import ErrorCode, FailureClass
-from madeira.store.columns import texts
+from madeira.store.columns import numbers, texts
 
 #: Events that may be named one by one.
 MAX_EVENT_IDS: Final = 1000
+
+#: Deliveries that may be named one by one.
+MAX_DELIVERY_IDS: Final = 1000
 
 #: Characters of a text that is looked for.
 MAX_TEXT: Final = 200
@@ -39,6 +42,7 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "until": "coalesce(d.died_at, d.created_at) < %(sel_until)s",
     "text": "(strpos(lower(d.last_error), lower(%(sel_text)s)) > 0 OR strpos(lower(e.event_id), lower(%(sel_text)s)) > 0)",
     "event_ids": "e.event_id = ANY(%(sel_event_ids)s::text[])",
+    "delivery_ids": "d.id = ANY(%(sel_delivery_ids)s::bigint[])",
 }
 _TYPE_IS: Final = "e.event_type = %(sel_event_type)s"
 _TYPE_BEGINS: Final = "starts_with(e.event_type, %(sel_event_type)s)"
@@ -63,6 +67,8 @@ class Selection:
     text: str | None = None
     #: The ids of the events.
     event_ids: tuple[str, ...] | None = None
+    #: The ids of the deliveries.
+    delivery_ids: tuple[int, ...] | None = None
 
     def as_document(self) -> dict[str, Any]:
         """The selection as JSON, without what is not given; `from_document` reads it."""
@@ -89,7 +95,9 @@ def conditions(selection: Selection) -> tuple[list[str], dict[str, Any]]:
             value = value.removesuffix("*")
         else:
             wanted.append(_CONDITIONS[field.name])
-        params[f"sel_{field.name}"] = texts(value) if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            value = numbers(value) if field.name == "delivery_ids" else texts(value)
+        params[f"sel_{field.name}"] = value
     return wanted, params
 
 
@@ -114,11 +122,11 @@ def from_document(document: Any) -> Selection:
 
 
 def _checked(name: str, given: Any) -> Any:
-    if name == "event_ids":
-        return _event_ids(given)
+    if name in _LISTS:
+        return _LISTS[name](given)
     check = CHECKS.get(name)
     if check is None:
-        raise ValueError(f"is no field of a filter; known: {', '.join((*CHECKS, 'event_ids'))}")
+        raise ValueError(f"is no field of a filter; known: {', '.join((*CHECKS, *_LISTS))}")
     if not isinstance(given, str):
         raise ValueError("must be a text")  # noqa: TRY004  # all that is wrong is told in one way
     return check(given)
@@ -130,6 +138,18 @@ def _event_ids(given: Any) -> tuple[str, ...]:
     if not all(isinstance(one, str) and _EVENT_ID.fullmatch(one) for one in given):
         raise ValueError("must hold ids of events: 1 to 128 of letters, digits, '.', '_', ':' and '-'")
     return tuple(given)
+
+
+def _delivery_ids(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_DELIVERY_IDS:
+        raise ValueError(f"must be a list of 1 to {MAX_DELIVERY_IDS} ids of deliveries")
+    if not all(type(one) is int and 1 <= one < 10**18 for one in given):
+        raise ValueError("must hold ids of deliveries: whole numbers")
+    return tuple(given)
+
+
+#: The fields that name several, each with its check.
+_LISTS: Final[Mapping[str, Callable[[Any], tuple[Any, ...]]]] = {"event_ids": _event_ids, "delivery_ids": _delivery_ids}
 
 
 def _text(given: str) -> str:

@@ -30,6 +30,8 @@ def addresses(event_id: str) -> list[str]:
         "/console",
         "/console/events",
         f"/console/events/{event_id}?source=shop",
+        "/console/dead-letters",
+        "/console/jobs",
         "/console/endpoints",
         "/console/endpoints/sink",
         "/console/endpoints/callback",

@@ -13,7 +13,7 @@ from madeira.errors import SelectionInvalid
 from madeira.records import PlannedDelivery
 from madeira.states import ErrorCode, FailureClass
 from madeira.store import events, replay
-from madeira.store.selection import MAX_EVENT_IDS, Selection, conditions, from_document
+from madeira.store.selection import MAX_DELIVERY_IDS, MAX_EVENT_IDS, Selection, conditions, from_document
 from tests.store import making
 from tests.store.making import Connection, died
 
@@ -63,6 +63,7 @@ def selected(conn: Connection, selection: Selection) -> list[str]:
         (Selection(text="three"), ["Three"]),
         (Selection(text="%_"), ["Three"]),
         (Selection(event_ids=("four", "two", "none")), ["two", "four"]),
+        (Selection(delivery_ids=(10**9,)), []),
         (Selection(endpoint="a", source="shop", error="http_404", event_ids=("one", "two")), ["one"]),
     ],
     ids=str,
@@ -70,6 +71,14 @@ def selected(conn: Connection, selection: Selection) -> list[str]:
 def test_a_selection_takes_what_matches_all_that_is_given(cast: Connection, selection: Selection, expected: list[str]) -> None:
     assert selected(cast, selection) == expected
     assert selected(cast, from_document(json.loads(json.dumps(selection.as_document())))) == expected
+
+
+def test_deliveries_are_taken_one_by_one_also_of_an_event_that_has_several(conn: Connection) -> None:
+    one, other = making.routed(conn, ("a", "b"), event_id="both")
+    third = died(conn, "third", "a", "dns", "no such host")
+    assert selected(conn, Selection(delivery_ids=(one.delivery_id, third))) == ["both", "third"]
+    assert selected(conn, Selection(delivery_ids=(one.delivery_id, other.delivery_id))) == ["both", "both"]
+    assert selected(conn, Selection(delivery_ids=(one.delivery_id, third), endpoint="b")) == []
 
 
 def test_the_code_of_the_last_failure_is_kept_until_the_next_verdict(conn: Connection) -> None:
@@ -109,6 +118,7 @@ _MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2200, 1, 1), timezones=st
         text=st.none() | _LETTERS,
         event_ids=st.none()
         | st.lists(st.from_regex(r"[A-Za-z0-9._:-]{1,128}", fullmatch=True), min_size=1, max_size=5).map(tuple),
+        delivery_ids=st.none() | st.lists(st.integers(1, 10**18 - 1), min_size=1, max_size=5).map(tuple),
     )
 )
 def test_the_document_of_a_selection_says_all_of_it(selection: Selection) -> None:
@@ -139,6 +149,12 @@ def test_the_document_of_a_selection_says_all_of_it(selection: Selection) -> Non
         ({"event_ids": ["x"] * (MAX_EVENT_IDS + 1)}, "event_ids", "1 to 1000"),
         ({"event_ids": "one"}, "event_ids", "must be a list"),
         ({"event_ids": ["one", "a b"]}, "event_ids", "letters, digits"),
+        ({"delivery_ids": []}, "delivery_ids", "1 to 1000"),
+        ({"delivery_ids": [1] * (MAX_DELIVERY_IDS + 1)}, "delivery_ids", "1 to 1000"),
+        ({"delivery_ids": 1}, "delivery_ids", "must be a list"),
+        ({"delivery_ids": [1, "2"]}, "delivery_ids", "whole numbers"),
+        ({"delivery_ids": [True]}, "delivery_ids", "whole numbers"),
+        ({"delivery_ids": [10**18]}, "delivery_ids", "whole numbers"),
         ({"source": None}, "source", "must be a text"),
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, (dict, list)) else "",

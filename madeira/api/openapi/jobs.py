@@ -44,6 +44,8 @@ _FILTER: Final = obj(
         "until": moment("Died (of what is not dead: was made) before this time."),
         "text": _SEARCHED | {"description": "What stands in the words of the last failure, or in the event's id."},
         "event_ids": array(EVENT_ID) | {"minItems": 1, "maxItems": selection.MAX_EVENT_IDS},
+        "delivery_ids": array({"type": "integer", "minimum": 1, "maximum": 10**18 - 1})
+        | {"minItems": 1, "maxItems": selection.MAX_DELIVERY_IDS},
     }
 )
 

@@ -49,8 +49,22 @@
     }
   });
 
+  // -- ticking -------------------------------------------------------------------------------------------------------
+  const boxes = () => all("#pick tr[data-row] input[type=checkbox]");
+
+  function count() {
+    const told = document.querySelector("[data-ticked]");
+    if (!told) return;
+    const ticked = boxes().filter((box) => box.checked).length;
+    told.textContent = `${ticked} ticked`;
+    boxes().forEach((box) => box.closest("tr").classList.toggle("chosen", box.checked));
+    document.querySelector("#tick-all input").checked = ticked > 0 && ticked === boxes().length;
+    all("#pick button[name=action]").forEach((button) => { button.disabled = !ticked; });
+  }
+
   document.addEventListener("change", (e) => {
-    if (e.target.matches("tr[data-row] input[type=checkbox]")) e.target.closest("tr").classList.toggle("chosen", e.target.checked);
+    if (e.target.matches("#tick-all input")) boxes().forEach((box) => { box.checked = e.target.checked; });
+    if (e.target.matches("#pick input[type=checkbox]")) count();
   });
 
   // -- copying -------------------------------------------------------------------------------------------------------
@@ -144,6 +158,8 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     addCopying(document);
+    document.getElementById("tick-all")?.removeAttribute("hidden");
+    count();
     if (document.querySelector("[data-live]")) setTimeout(always, EVERY_MS);
   });
 })();
