@@ -26,6 +26,9 @@ DEAD: Final = 12
 #: Notices of the page.
 _NOTICES: Final = 6
 
+#: Seconds of a minute in which a page that refreshes itself gets charts too: those of the minute before have been counted then.
+_DRAWN: Final = range(10, 16)
+
 #: Seconds after which reconcile is late: it runs every minute.
 _LATE_S: Final = 180.0
 
@@ -60,12 +63,13 @@ class OverviewPage(Page):
         """Show how everything is."""
         chosen = asking.read(req, {"range": query.choice(*charts.RANGES)}).values.get("range", "1h")
         house, shown = self.house, charts.RANGES[chosen]
+        draws = draws_charts(datetime.now(UTC), refreshes=bool(req.get_header("X-Madeira-Refresh")))
         configured = house.configurator.list("endpoint")
         with house.database.connection() as connection:
             found = store.read(connection)
             held = holding.states(connection)
             runs = reconcile.last_runs(connection, 1)
-            points = rollups.series(connection, shown.range)
+            points = rollups.series(connection, shown.range) if draws else None
             told = notices.latest(connection, _NOTICES)
         rows = trouble.rows(configured, found, held=held, queues=house.queues)
         health = _health(runs, house.queues)
@@ -78,13 +82,20 @@ class OverviewPage(Page):
             rows=rows,
             overview=found,
             health=health,
-            drawn=charts.draw(points, shown),
+            drawn=None if points is None else charts.draw(points, shown),
             ranges=charts.RANGES,
             chosen=chosen,
             most_rows=ROWS,
             most_dead=DEAD,
             notices=[lately.told(notice) for notice in told],
         )
+
+
+def draws_charts(now: datetime, *, refreshes: bool) -> bool:
+    """Whether there are charts this time. Numbers come once a minute: what `refreshes` a page every two seconds reads them a few
+    times a minute only, and what it does not get stays as it is.
+    """
+    return not refreshes or now.second in _DRAWN
 
 
 def _health(runs: list[dict[str, Any]], queues: Queues) -> Health:

@@ -143,9 +143,14 @@ def _event_ids(given: Any) -> tuple[str, ...]:
 def _delivery_ids(given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_DELIVERY_IDS:
         raise ValueError(f"must be a list of 1 to {MAX_DELIVERY_IDS} ids of deliveries")
-    if not all(type(one) is int and 1 <= one < 10**18 for one in given):
+    if not all(_is_whole(one) and 1 <= one < 10**18 for one in given):
         raise ValueError("must hold ids of deliveries: whole numbers")
-    return tuple(given)
+    return tuple(int(one) for one in given)
+
+
+def _is_whole(given: Any) -> bool:
+    """Whether it is a whole number as JSON has them: 7.0 is one, true is none."""
+    return type(given) is int or (type(given) is float and given.is_integer())
 
 
 #: The fields that name several, each with its check.

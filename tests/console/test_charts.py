@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from madeira.console import charts
+from madeira.console import charts, overview
 from madeira.console.charts import BOTTOM, LEFT, RANGES, RIGHT, TOP
 from madeira.states import Outcome, Role
 from madeira.store import notices
@@ -193,6 +193,13 @@ def test_the_overview_draws_four_charts_of_the_range_that_the_address_says(
     ranges = seen.root.one("p", role="group")
     assert [queried(a.attributes["href"]) for a in ranges.all("a")] == [{}, {"range": "24h"}, {"range": "7d"}]
     assert ranges.one("a", aria_current="true").text == shown.title
+
+
+def test_a_page_that_refreshes_itself_every_two_seconds_has_its_charts_drawn_a_few_times_a_minute() -> None:
+    times = [BASE + timedelta(seconds=s) for s in range(60)]
+    assert all(overview.draws_charts(at, refreshes=False) for at in times)
+    for first in range(2):
+        assert sum(overview.draws_charts(at, refreshes=True) for at in times[first::2]) == 3
 
 
 def test_a_range_that_is_not_offered_is_told_in_words(shared_api: Api) -> None:

@@ -93,8 +93,10 @@ def test_ticked_rows_are_taken_and_no_others_also_of_an_event_that_died_twice(sh
     browser = somebody(shared_api, Role.OPERATOR)
     form = browser.get(f"/console/dead-letters?endpoint={endpoint}").root.one("form", id="pick")
     assert form.attributes["action"] == "/console/jobs/new"
-    hidden = "&".join(f"{n}={v}" for n, v in filled(form).items() if n == "ticked")
-    ticked = [refs[0].delivery_id, another]
+    hidden = "&".join(f"{n}={v}" for n, v in filled(form).items())
+    assert hidden == f"ticked=1&endpoint={endpoint}"
+    [of_both] = [ref.delivery_id for ref in refs if ref.lane == endpoint]
+    ticked = [of_both, another]
     seen = browser.get(f"/console/jobs/new?{hidden}&action=cancel&" + "&".join(f"id={one}" for one in ticked))
     assert seen.title == "Cancel 2 dead letters?"
     number = job_of(browser.submit(seen, "/console/jobs", reason="they must go"))

@@ -28,6 +28,11 @@ def test_without_redis_pages_say_so_and_acts_go_through(serve: Callable[..., Api
     assert "Sent again to sink" in seen.root.one(id="done").text
     seen = browser.submit(browser.get("/console/endpoints/sink"), "/pause", reason="until it is back")
     assert "paused until it is back" in seen.root.one(id="state").text
+    with psycopg.connect(database_url, autocommit=True) as c:
+        died(c)
+    seen = browser.submit(browser.get("/console/jobs/new?action=replay"), "/console/jobs", reason="all of them")
+    assert "is made" in seen.root.one(id="done").text
+    assert "0 of 1" in seen.root.one(id="progress").text
 
 
 @pytest.mark.long

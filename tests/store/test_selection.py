@@ -153,6 +153,7 @@ def test_the_document_of_a_selection_says_all_of_it(selection: Selection) -> Non
         ({"delivery_ids": [1] * (MAX_DELIVERY_IDS + 1)}, "delivery_ids", "1 to 1000"),
         ({"delivery_ids": 1}, "delivery_ids", "must be a list"),
         ({"delivery_ids": [1, "2"]}, "delivery_ids", "whole numbers"),
+        ({"delivery_ids": [1.5]}, "delivery_ids", "whole numbers"),
         ({"delivery_ids": [True]}, "delivery_ids", "whole numbers"),
         ({"delivery_ids": [10**18]}, "delivery_ids", "whole numbers"),
         ({"source": None}, "source", "must be a text"),

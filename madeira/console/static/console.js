@@ -67,6 +67,9 @@
     if (e.target.matches("#pick input[type=checkbox]")) count();
   });
 
+  // A page that one comes back to has its boxes ticked as they were.
+  addEventListener("pageshow", count);
+
   // -- copying -------------------------------------------------------------------------------------------------------
   function addCopying(within) {
     for (const el of all("[data-copy], [data-copy-from]", within)) {
