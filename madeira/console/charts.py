@@ -224,7 +224,8 @@ def _success(cells: Sequence[Cell], places: _Places) -> Chart:
 def _latency(cells: Sequence[Cell], places: _Places) -> Chart:
     middle, most = [c.numbers.latency_s(0.5) for c in cells], [c.numbers.latency_s(0.95) for c in cells]
     values = [value for value in (*middle, *most) if value is not None] or [0.1, 1.0]
-    *_, low = [s for s in _SPANS if s <= max(min(values), min(_SPANS))]
+    # Never the longest of all: an axis needs a span above.
+    *_, low = [s for s in list(_SPANS)[:-1] if s <= max(min(values), min(_SPANS))]
     high = next((s for s in _SPANS if s >= max(values) and s > low), max(_SPANS))
 
     def y(value: float) -> float:

@@ -109,6 +109,11 @@ _NUMBERS = st.builds(
 )
 
 
+def test_what_took_longer_than_a_day_has_an_axis_too() -> None:
+    shown = drawn("1h", (1, numbers(1, cell=len(BOUNDS))))
+    assert "1 d" in str(shown)
+
+
 @settings(deadline=None)
 @given(st.sampled_from(list(RANGES)), st.lists(st.tuples(st.integers(0, 10**9), _NUMBERS), min_size=1, max_size=10))
 def test_whatever_happened_stands_within_the_plot_with_labels_that_do_not_run_into_each_other(

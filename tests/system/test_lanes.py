@@ -39,7 +39,7 @@ def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
     patient = {"retry": {"initial": 0.2, "max": 0.2, "max_attempts": 3}}
     return {
         "stream": at("stream", rate=40, concurrency=1),
-        "cases": at("cases", concurrency=1, retry={"initial": 0.8, "max": 0.8, "jitter": 0}),
+        "cases": at("cases", concurrency=1, retry={"initial": 3, "max": 3, "jitter": 0}),
         "terminal": at("terminal"),
         "wiped": at("wiped"),
         "bystander": at("bystander"),
@@ -378,7 +378,7 @@ def test_a_prober_that_is_killed_in_the_middle_does_not_wedge_its_lane(launch: L
     receiver.answer("/frail", Answer(hold=gate))
     probe = wait_until(lambda: redis.hget("m:lane:frail:breaker", "probe"), what="a probe")
     pid = int(probe.split(b"#")[0].split(b".")[-2])
-    master = next(w for w in workers if pid in w.children())
+    master = next(w for w in workers if os.getpgid(pid) == w.pid)
     receiver.wait_until(lambda: receiver.in_progress == 1, what="the probe's call")
     master.kill()
     killed = time.monotonic()

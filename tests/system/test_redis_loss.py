@@ -49,6 +49,7 @@ KINDS = (
     "lane:until",
     "lane:verdicts",
     "lane:breaker",
+    "lane:era",
     "hold",
     "opened",
 )
