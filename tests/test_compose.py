@@ -59,6 +59,7 @@ def test_every_setting_is_known_and_counts_there(service: str) -> None:
     settings.load(environ)
 
 
+@pytest.mark.long
 def test_what_is_applied_at_the_start_can_be_used_by_all(empty_database_url: str, tmp_path: Path) -> None:
     """The commands of `migrate`, run on an empty database: a source can post, and nothing lacks a variable in any service."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)}

@@ -28,6 +28,7 @@ def reconcile(environ: dict[str, str], *arguments: str) -> "subprocess.Completed
     return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, timeout=60, text=True)
 
 
+@pytest.mark.long
 def test_reconcile_says_that_redis_is_empty(environ: dict[str, str]) -> None:
     """With the remedy, and an exit code that a script sees; when a worker has been there, it compares."""
     done = reconcile(environ)

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from madeira.dry_run import DeliveryReport, DryRun, Response, document, dry_run
 from madeira.egress import Egress
 from madeira.records import NewEvent
@@ -90,6 +92,7 @@ class Posted:
         return f'{json.dumps(fields)[:-1]}, "payload": {self.payload}{parameters}}}'.encode()
 
 
+@pytest.mark.long
 def test_a_dry_run_tells_what_then_happens(launch: Launch, receiver: Receiver) -> None:
     """The same deliveries, dead ones included, and the same request for each, byte for byte."""
     rand = random.Random(20260102)

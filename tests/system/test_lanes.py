@@ -176,6 +176,7 @@ def test_what_is_disabled_is_not_called_whatever_comes_due_and_all_of_it_goes_on
     assert [e for e in after if e in queued] == queued[1:]
 
 
+@pytest.mark.long
 def test_the_terminal_holds_and_lets_go_too_and_the_audit_says_who_and_why(shared: Site) -> None:
     madeira, receiver = shared.madeira, shared.receiver
     assert cli(madeira, "endpoints", "pause", "terminal", "--reason", "lunch")["state"] == "paused"
@@ -355,6 +356,7 @@ def test_a_receiver_that_is_called_rarely_is_left_alone_after_five_failures_too(
     assert 'madeira_lane_state{endpoint="quiet",state="active"} 0.0' in page
 
 
+@pytest.mark.long
 def test_a_prober_that_is_killed_in_the_middle_does_not_wedge_its_lane(launch: Launch, receiver: Receiver) -> None:
     """Another process tries when the lease of the one that is gone has run out; then everything is delivered."""
     madeira = launch(
