@@ -57,11 +57,12 @@ def status(connection: socket.socket) -> int:
 BODY = event("slow", payload="x" * 2000)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("at_once", "then"),
     [
-        pytest.param(b"G", b"ET /healthz HTTP/1.1\r\nHost: " + b"x" * 1000, marks=pytest.mark.long),
+        (b"G", b"ET /healthz HTTP/1.1\r\nHost: " + b"x" * 1000),
         (head(BODY, **{"Content-Length": str(len(BODY))}), BODY),
     ],
     ids=["head", "body"],

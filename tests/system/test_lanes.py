@@ -292,6 +292,7 @@ def test_a_receiver_that_asks_for_a_lifetime_is_left_alone_for_five_minutes_and_
 # -- a receiver that fails --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_receiver_that_dies_is_left_alone_and_comes_back_step_by_step(shared: Site) -> None:
     madeira, receiver = shared.madeira, shared.receiver
