@@ -1,6 +1,7 @@
 """One event: what happened to it, what it waits for, and what can be done."""
 
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -109,7 +110,7 @@ class EventJson(_OfEvent):
         resp.data = envelope(self.find(req, event_id))
 
 
-class _Act(_OfEvent):
+class _Act(_OfEvent, ABC):
     """What is done with an event."""
 
     #: Nothing is done by a link; who comes here by one is shown the event.
@@ -130,9 +131,9 @@ class _Act(_OfEvent):
             raise listing.unknown(event_id)
         self.acted(req, resp, _page(source, event_id), told, what=f"event {source}/{event_id}")
 
+    @abstractmethod
     def act(self, source: str, event_id: str, endpoint: str | None, form: Mapping[str, str], who: str) -> str | None:
         """Do it and say what was done; None when there is no such event or delivery."""
-        raise NotImplementedError
 
 
 class Cancel(_Act):
