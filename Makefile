@@ -4,6 +4,10 @@
 STARTED_AT := $(shell date +%s.%N)
 
 PYTHON ?= python3
+
+# Some images set this. The tests start hundreds of processes, and each would compile all that it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 

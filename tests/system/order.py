@@ -63,12 +63,15 @@ class Traffic:
 
 
 class Crew:
-    """Worker processes that are replaced when they are killed."""
+    """Worker processes that are replaced when they are killed.
 
-    def __init__(self, madeira: Madeira, size: int = 2, threads: int = 16) -> None:
+    A new one takes seconds to begin. So that there is one to kill every second, `starting` more are on their way, a second apart.
+    """
+
+    def __init__(self, madeira: Madeira, *, starting: int = 0, threads: int = 16) -> None:
         self._madeira = madeira
         self._threads = threads
-        self.workers = [self._new() for _ in range(size)]
+        self.workers = [self._new() for _ in range(2 + starting)]
         self.faults: list[Fault] = []
 
     def _new(self) -> Process:
