@@ -275,7 +275,7 @@ HUNGRY = [
 
 
 @pytest.mark.parametrize("text", HUNGRY, ids=[text[:70] for text in HUNGRY])
-@pytest.mark.parametrize("size", [1, 300, 100_000])
+@pytest.mark.parametrize("size", [1, pytest.param(300, marks=pytest.mark.long), 100_000])
 def test_no_template_takes_long_or_much_whatever_the_data(text: str, size: int) -> None:
     """It is made or given up within seconds and some megabytes; without a bound these take minutes to years, or all memory."""
     given_ = values(json.dumps({"l": list(range(size)), "s": "x" * size * 4, "f": "%999999999d"}))

@@ -160,9 +160,9 @@ def test_processes_that_say_notices_at_once_say_each_once(told: Told) -> None:
 
 def test_what_another_process_is_saying_just_now_is_left_to_it(told: Told) -> None:
     """It is passed over without a wait; should the other one die, it is said after all."""
+    process = told()
     from actors import notify
 
-    process = told()
     died(process, "a")
     with process.conn.transaction(force_rollback=True):
         assert len(notices.unsaid(process.conn, 10)) == 1
@@ -297,10 +297,10 @@ def test_differences_that_reconcile_finds_are_told_of_when_they_begin(told: Told
 
 def test_a_run_while_another_one_is_under_way_does_nothing(told: Told) -> None:
     """Of two schedulers one is enough; the roll-ups go by the same rule."""
+    process = told()
     from actors import notify, rollup
     from madeira.store import leases
 
-    process = told()
     died(process, "a")
     for lease in (notify.LEASE, rollup.LEASE):
         assert leases.take(process.conn, lease, "another", 60)

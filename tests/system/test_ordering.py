@@ -95,6 +95,7 @@ def under_fire(
     assert twice <= again, "taken twice, though no worker was killed that had the call in its hands"
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.crash
 @pytest.mark.timeout(600)
