@@ -50,6 +50,13 @@ def on_starting(_server):
     metrics.clear(_metrics_folder)
 
 
+def when_ready(server):
+    """At a stop, cut off nobody who has just connected."""
+    from madeira.api import closing
+
+    closing.close_gently(server)
+
+
 def post_worker_init(worker):
     """Open connections and threads, now that the process is forked; a setting that does not suffice stops the start."""
     worker.wsgi.open()

@@ -6,7 +6,9 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -45,6 +47,35 @@ class SlowPost(threading.Thread):
                 self.outcome = answer.status
             except (OSError, http.client.HTTPException) as e:
                 self.outcome = f"broken: {e!r}"
+
+
+def test_nobody_who_connects_during_a_stop_is_cut_off(api: Api) -> None:
+    """Thousands knock, as fast as they can, until nobody listens: each is answered, or refused before it said a word."""
+    ended = threading.Event()
+
+    def knock() -> Counter[str]:
+        seen: Counter[str] = Counter()
+        while not (ended.is_set() and seen["refused"]):
+            try:
+                s = socket.create_connection(("127.0.0.1", api.port), timeout=30)
+            except ConnectionRefusedError:
+                seen["refused"] += 1
+                continue
+            try:
+                with s:
+                    s.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    seen["answered" if s.recv(12) == b"HTTP/1.1 200" else "said nothing"] += 1
+            except OSError:
+                seen["cut off"] += 1
+        return seen
+
+    with ThreadPoolExecutor(8) as pool:
+        knocks = [pool.submit(knock) for _ in range(8)]
+        os.kill(api.pid, signal.SIGTERM)
+        assert api.wait() == 0
+        ended.set()
+        seen = sum((k.result() for k in knocks), Counter[str]())
+    assert set(seen) == {"answered", "refused"}, seen
 
 
 @pytest.mark.alone
