@@ -29,14 +29,14 @@ $(STAMP): requirements.lock setup.cfg pyproject.toml
 run: install
 	@exec $(BIN)/madeira up --demo --started-at $(STARTED_AT)
 
-# Tests mostly wait, for leases and restarts; so several files at once, each process with servers of its own. What measures
-# time comes after them, alone. Servers that you name are shared by all tests, which empty them: then one at a time.
+# What measures time runs alone, and first: what it compiles, the others find. Those mostly wait, for leases and restarts; so
+# several files at once, each process with servers of its own. Servers that you name are shared by all tests, which empty them: then one at a time.
 PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 4 --dist loadfile --no-loadscope-reorder)
 
 # ARGS go to pytest: make test ARGS="-x"
 test: install
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not alone and not long" $(ARGS)
 	@$(BIN)/python -m pytest -m "alone and not long" $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not alone and not long" $(ARGS)
 
 # What costs minutes and rarely breaks by itself; before a release, and after a change of what it is about.
 test-long: install
