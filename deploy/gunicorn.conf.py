@@ -54,7 +54,7 @@ def when_ready(server):
     """At a stop, cut off nobody who has just connected."""
     from madeira.api import closing
 
-    closing.close_gently(server)
+    closing.refuse_new_at_stop(server)
 
 
 def post_worker_init(worker):

@@ -25,7 +25,7 @@ from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log
-from madeira.api import app, batch, problems, reading
+from madeira.api import app, batch, closing, problems, reading
 
 #: Seconds after which an answer is worth a line of its own.
 SLOW_S: Final = 1.0
@@ -73,6 +73,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         #: Connections that had their last answer.
         self._parting: list[Any] = []
+
+    def accept(self, listener: Any) -> None:
+        """Take a connection, if there is one."""
+        super().accept(closing.Admitting(listener))
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
         """Answer a request that no application saw."""
