@@ -3,6 +3,7 @@
 Before anything imports prometheus-client its folder must be in the environment, so that comes first.
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,10 @@ try:
     broker = build(_values)
 except SettingsError as _error:
     sys.exit(f"madeira: {_error}")
+
+if _FAMILY == "scheduler":
+    # The kernel keeps from the first process of a container every signal that it does not handle, and periodiq handles none.
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
 
 dramatiq.set_broker(broker)
 
