@@ -6,6 +6,7 @@ Before anything imports prometheus-client its folder must be in the environment,
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from madeira import settings as _settings
 from madeira.errors import SettingsError
@@ -28,8 +29,14 @@ except SettingsError as _error:
     sys.exit(f"madeira: {_error}")
 
 if _FAMILY == "scheduler":
-    # The kernel keeps from the first process of a container every signal that it does not handle, and periodiq handles none.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
+
+    def _stop(_signal: int, _frame: FrameType | None) -> None:
+        # Its next alarm would kill it while it ends.
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        sys.exit(0)
+
+    # The kernel keeps from the first process of a container what it does not handle, and periodiq handles no SIGTERM.
+    signal.signal(signal.SIGTERM, _stop)
 
 dramatiq.set_broker(broker)
 

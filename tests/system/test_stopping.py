@@ -87,12 +87,12 @@ def test_workers_that_are_to_start_anew_finish_their_calls_first(launch: Launch,
     worker.popen.send_signal(signal.SIGHUP)
     wait_until(lambda: "Stopping worker process" in worker.tail(10**7), what="the beginning of the end")
     gate.set()
+    wait_until(lambda: not works(old), what="the end of the old process")
+    wait_until(lambda: worker.tail(10**7).count("ready for action") >= 2, 30, what="the start of the new one")
+    events += madeira.post_many(5)
     madeira.wait_all()
-    assert receiver.count() == 20
-    assert [[row["outcome"] for row in madeira.attempts(event)] for event in events] == [["succeeded"]] * 20
-    assert worker.popen.poll() is None
-    assert not works(old)
-    assert worker.tail(10**7).count("ready for action") >= 2
+    assert receiver.count() == 25
+    assert [[row["outcome"] for row in madeira.attempts(event)] for event in events] == [["succeeded"]] * 25
 
 
 def works(pid: int) -> bool:
