@@ -3,8 +3,10 @@
 Before anything imports prometheus-client its folder must be in the environment, so that comes first.
 """
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from madeira import settings as _settings
 from madeira.errors import SettingsError
@@ -25,6 +27,16 @@ try:
     broker = build(_values)
 except SettingsError as _error:
     sys.exit(f"madeira: {_error}")
+
+if _FAMILY == "scheduler":
+
+    def _stop(_signal: int, _frame: FrameType | None) -> None:
+        # Its next alarm would kill it while it ends.
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        sys.exit(0)
+
+    # The kernel keeps from the first process of a container what it does not handle, and periodiq handles no SIGTERM.
+    signal.signal(signal.SIGTERM, _stop)
 
 dramatiq.set_broker(broker)
 

@@ -21,6 +21,7 @@ from madeira.lanes.pace import endpoint_of
 from madeira.lanes.state import STATES
 from madeira.store import gauges, holding
 from madeira.store.database import NO_TABLES, Database
+from madeira.store.schema import is_misfit
 
 _log = log.get(__name__)
 
@@ -49,9 +50,14 @@ class Ready:
         if not postgres:
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", str(RETRY_AFTER_S))
-        resp.data = json.dumps(
-            {"status": status, "postgres": NO_TABLES if trouble == NO_TABLES else _word(postgres), "redis": _word(redis)}
-        ).encode()
+        resp.data = json.dumps({"status": status, "postgres": _told(trouble), "redis": _word(redis)}).encode()
+
+
+def _told(trouble: str | None) -> str:
+    """What strangers may know of Postgres: whether it is there, and what is wrong with the tables."""
+    if trouble is not None and (trouble == NO_TABLES or is_misfit(trouble)):
+        return trouble
+    return _word(trouble is None)
 
 
 class Numbers:

@@ -4,7 +4,8 @@ Two kinds: a small pool for whoever reads a page or runs a short transaction, an
 that commit groups (`madeira.store.group_commit`). Both are opened lazily, so after a fork. A server that answers no more
 must not hang its callers: server-side timeouts and TCP keepalives catch most of it, but a frozen server goes on
 acknowledging packets, so every wait for an answer has a limit on our side too. No session state matters, so a pooler in
-transaction mode may stand between.
+transaction mode may stand between: a new connection asks whether what it said of itself has arrived, and does without prepared
+statements where it has not. It asks in the same breath whether this version may work on these tables.
 """
 
 import math
@@ -18,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from madeira.errors import StoreUnavailable
+from madeira.store import schema
 
 T = TypeVar("T")
 
@@ -36,11 +38,20 @@ RECONNECT_S: Final = 1.0
 #: What is told when the tables are not there, and what to do about it.
 NO_TABLES: Final = "the database has no tables (or not all): run `madeira migrate`"
 
-#: Whether the tables are there; reads nothing.
-_TABLES: Final = "SELECT FROM event LIMIT 0"
-
 #: What a pooler says when it does not let ``options`` through.
 _UNSUPPORTED: Final = "unsupported startup parameter"
+
+#: Seconds that a new connection gets to say what it leads to.
+GREETING_S: Final = 2.0
+
+#: A name that is set for the session only, so that a pooler which drops ``options`` without a word is found out.
+_DIRECT: Final = "madeira.direct"
+
+#: Whether the session is ours, and what was applied to the tables.
+_GREETING: Final = f"SELECT current_setting('{_DIRECT}', true) = 'on', ARRAY({schema.APPLIED})"
+
+#: The same where there are no tables.
+_SHORT_GREETING: Final = f"SELECT current_setting('{_DIRECT}', true) = 'on', NULL"
 
 
 #: Is given why connecting failed, or None when it did not.
@@ -56,21 +67,44 @@ class BoundedConnection(psycopg.Connection[Any]):
     def connect(  # type: ignore[override]
         cls, conninfo: str = "", *, limit_s: float = math.inf, told: "Told" = lambda _failure: None, **kwargs: Any
     ) -> "BoundedConnection":
-        """Connect; behind a pooler that refuses ``options``, without them and without prepared statements.
+        """Connect; behind a pooler that refuses or drops ``options``, without them and without prepared statements.
 
         `told` is given what came of it: why not, or None.
 
         Raises:
-            psycopg.OperationalError: nobody answers, or not with a server that takes writes.
+            psycopg.OperationalError: nobody answers, or not with a server that takes writes, or not with tables on which this
+                version can work.
         """
         try:
             conn = cls._connect(conninfo, kwargs)
+            conn._greet()
         except psycopg.OperationalError as e:
             told(" ".join(str(e).split()))
             raise
         told(None)
         conn.limit_s = limit_s
         return conn
+
+    def _greet(self) -> None:
+        """Ask what stands at the other end, and go by it."""
+        autocommit, self.autocommit = self.autocommit, True
+        threshold, self.prepare_threshold = self.prepare_threshold, None
+        self.limit_s = GREETING_S
+        try:
+            try:
+                row = self.execute(_GREETING).fetchone()
+            except psycopg.errors.UndefinedTable:
+                row = self.execute(_SHORT_GREETING).fetchone()
+        except BaseException:
+            self.close()
+            raise
+        assert row is not None
+        misfit = None if row[1] is None else schema.misfit(row[1], schema.known())
+        if misfit:
+            self.close()
+            raise psycopg.OperationalError(misfit)
+        self.autocommit = autocommit
+        self.prepare_threshold = threshold if row[0] else None
 
     @classmethod
     def _connect(cls, conninfo: str, kwargs: dict[str, Any]) -> "BoundedConnection":
@@ -171,7 +205,7 @@ class Database:
             return BoundedConnection.connect(self._url, autocommit=True, **self._kwargs)
 
     def probe(self, timeout_s: float = 1.0) -> bool:
-        """Whether Postgres answers, takes writes and has our tables, asked now; takes about `timeout_s` at most."""
+        """Whether Postgres answers, takes writes and has our tables, none missing; takes about `timeout_s` at most."""
         return self.trouble(timeout_s) is None
 
     def trouble(self, timeout_s: float = 1.0) -> str | None:
@@ -180,10 +214,10 @@ class Database:
             with self._mapped(), self._pool.connection(timeout=timeout_s) as conn:
                 limit_s, conn.limit_s = conn.limit_s, timeout_s
                 try:
-                    conn.execute(_TABLES)
+                    applied = {name for (name,) in conn.execute(schema.APPLIED)}
                 finally:
                     conn.limit_s = limit_s
-                return None
+                return schema.misfit(applied, schema.known())
         except StoreUnavailable as e:
             return str(e)
 
@@ -200,6 +234,8 @@ class Database:
         try:
             yield
         except (PoolTimeout, TooManyRequests) as e:
+            if self._failure and schema.is_misfit(self._failure):
+                raise StoreUnavailable(self._failure) from e
             if self._failure:
                 raise StoreUnavailable(f"Postgres is not available: {self._failure}") from e
             raise StoreUnavailable(f"no connection to Postgres in time: {e}") from e
@@ -208,6 +244,8 @@ class Database:
         except psycopg.errors.UndefinedTable as e:
             raise StoreUnavailable(NO_TABLES) from e
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
+            if schema.is_misfit(str(e)):
+                raise StoreUnavailable(str(e)) from e
             raise StoreUnavailable(f"Postgres is not available: {e}") from e
 
 
@@ -220,7 +258,9 @@ def _options(url: str, statement_timeout_s: float) -> str:
     instead of 0.4).
     """
     ms = int(statement_timeout_s * 1000)
-    ours = f"-c statement_timeout={ms} -c idle_in_transaction_session_timeout={ms} -c jit=off -c enable_seqscan=off"
+    ours = (
+        f"-c {_DIRECT}=on -c statement_timeout={ms} -c idle_in_transaction_session_timeout={ms} -c jit=off -c enable_seqscan=off"
+    )
     return f"{ours} {conninfo_to_dict(url).get('options') or ''}".strip()
 
 
