@@ -9,7 +9,7 @@ from pathlib import Path
 from madeira import settings as _settings
 from madeira.errors import SettingsError
 
-#: ``periodiq`` imports this module too; its few numbers must not mix with those of the workers.
+#: ``periodiq`` imports this module too; its few numbers do not mix with those of the workers.
 _FAMILY = "scheduler" if Path(sys.argv[0]).name == "periodiq" else "worker"
 
 try:
@@ -19,7 +19,7 @@ try:
     import dramatiq
 
     from madeira import log
-    from madeira.broker import build
+    from madeira.broker import build, exposition
 
     log.configure(_values, _FAMILY)
     broker = build(_values)
@@ -27,6 +27,9 @@ except SettingsError as _error:
     sys.exit(f"madeira: {_error}")
 
 dramatiq.set_broker(broker)
+
+if _FAMILY == "scheduler":
+    exposition.start(_values, _values.scheduler_metrics_port)
 
 import actors.dead_letter  # noqa: E402
 import actors.deliver  # noqa: E402
