@@ -42,7 +42,7 @@ def dead_letter(*delivery_ids: int) -> None:
         notify.say_soon(tools)
     groups = Counter((row.endpoint, row.failure_class) for row in told)
     for (endpoint, failure_class), count in groups.items():
-        metrics.DEAD_LETTERS.labels(endpoint, failure_class).inc(count)
+        metrics.DEAD_LETTERS.labels(metrics.endpoint_label(endpoint), failure_class).inc(count)
         log.error("dead_letters", endpoint=endpoint, failure_class=failure_class, count=count)
     for row in told:
         log.warning(

@@ -267,11 +267,12 @@ def _tell(hand: Hand, claim: Claimed, attempt: Attempt, settled: Settled, *, sta
 
 def _count(claim: Claimed, attempt: Attempt, settled: Settled) -> None:
     outcome = attempt.outcome if settled.status is not None else "late"
-    metrics.DELIVERY_ATTEMPTS.labels(claim.endpoint, outcome).inc()
-    metrics.DELIVERY_ATTEMPT_DURATION.labels(claim.endpoint).observe(attempt.duration_s)
+    endpoint = metrics.endpoint_label(claim.endpoint)
+    metrics.DELIVERY_ATTEMPTS.labels(endpoint, outcome).inc()
+    metrics.DELIVERY_ATTEMPT_DURATION.labels(endpoint).observe(attempt.duration_s)
     if settled.status in (None, DeliveryStatus.PENDING):
         return
-    metrics.DELIVERIES_SETTLED.labels(claim.endpoint, settled.status).inc()
-    metrics.DELIVERY_RETRIES.labels(claim.endpoint).observe(claim.attempt - 1)
+    metrics.DELIVERIES_SETTLED.labels(endpoint, settled.status).inc()
+    metrics.DELIVERY_RETRIES.labels(endpoint).observe(claim.attempt - 1)
     if settled.status == DeliveryStatus.SUCCEEDED:
         metrics.DELIVERY_LATENCY.observe(settled.latency_s)

@@ -124,7 +124,6 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
         notices.reconciled(conn, counts)
     for kind, count in counts.items():
         metrics.RECONCILE_DIFFERENCES.labels(kind).inc(count)
-    metrics.RECONCILE_LAST_SUCCESS.set_to_current_time()
     log.info("reconcile.ended", duration_s=round(duration_s, 3), **counts)
     return counts
 

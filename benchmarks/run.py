@@ -122,6 +122,7 @@ class Bench:
             "MADEIRA_PROCESSES": str(self.processes),
             "MADEIRA_THREADS": str(self.threads),
             "MADEIRA_METRICS_PORT": "0",
+            "MADEIRA_SCHEDULER_METRICS_PORT": "0",
             "MADEIRA_EGRESS_ALLOW": "127.0.0.1",
             "BARE_REDIS_URL": self.valkey.url,
         }

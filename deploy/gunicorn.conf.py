@@ -45,9 +45,9 @@ control_socket_disable = True
 
 def on_starting(_server):
     """Forget the numbers of a former run; a reload (SIGHUP) does not come here, so counters go on."""
-    from madeira import metrics
+    from madeira import metrics_files
 
-    metrics.clear(_metrics_folder)
+    metrics_files.clear(_metrics_folder)
 
 
 def when_ready(server):

@@ -11,7 +11,7 @@ from types import FrameType
 from madeira import settings as _settings
 from madeira.errors import SettingsError
 
-#: ``periodiq`` imports this module too; its few numbers must not mix with those of the workers.
+#: ``periodiq`` imports this module too; its few numbers do not mix with those of the workers.
 _FAMILY = "scheduler" if Path(sys.argv[0]).name == "periodiq" else "worker"
 
 try:
@@ -21,7 +21,7 @@ try:
     import dramatiq
 
     from madeira import log
-    from madeira.broker import build
+    from madeira.broker import build, exposition
 
     log.configure(_values, _FAMILY)
     broker = build(_values)
@@ -39,6 +39,9 @@ if _FAMILY == "scheduler":
     signal.signal(signal.SIGTERM, _stop)
 
 dramatiq.set_broker(broker)
+
+if _FAMILY == "scheduler":
+    exposition.start(_values, _values.scheduler_metrics_port)
 
 import actors.dead_letter  # noqa: E402
 import actors.deliver  # noqa: E402

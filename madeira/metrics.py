@@ -2,18 +2,14 @@
 
 There are two kinds. What happens in a process is counted there: with ``PROMETHEUS_MULTIPROC_DIR`` set, prometheus-client
 keeps such numbers in one file per process, and `page` adds them up over processes, dead ones included, so that a worker's
-restart loses no count. What is a state of the whole (how long a queue is) is no process's own: whoever serves a page asks for
-it at that moment and hands it to `page` as a `Snapshot`.
+restart loses no count (`madeira.metrics_files`). What is a state of the whole (how long a queue is) is no process's own: the
+API asks for it when its page is read, and hands it to `page` as a `Snapshot`; the pages of workers and scheduler do not have
+it, so that it is read once for each page of an API and never once per process.
 
 ``PROMETHEUS_MULTIPROC_DIR`` must be in the environment before this module is imported (`settings.multiproc_dir` does it).
 """
 
-import fcntl
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from operator import add
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import (
@@ -26,13 +22,13 @@ from prometheus_client import (
     Metric,
     disable_created_metrics,
     generate_latest,
-    multiprocess,
 )
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.mmap_dict import MmapedDict
 
 from madeira.log import get
+from madeira.metrics_files import NAMED, Names, families
 from madeira.settings import metrics_folder
+from madeira.states import DeliveryStatus, FailureClass, Outcome
 
 #: The media type of `page`.
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -43,11 +39,24 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 #: Upper bounds in seconds, from the idle way of an event to a day of retries.
 _LATENCY: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 21600, 86400)
 
-#: Stands for the process id in the names of the files that hold the sums of the dead.
-_NOBODY: Final = "0"
+#: How a request to the intake may end; the first is success.
+INGRESS_OUTCOMES: Final = (
+    "accepted",
+    "duplicate",
+    "unauthorized",
+    "malformed",
+    "invalid",
+    "unsupported",
+    "too_large",
+    "timeout",
+    "conflict",
+    "limited",
+    "unavailable",
+    "failed",
+)
 
-#: Kinds of files whose numbers outlive their process, and how two of them become one.
-_FOLDED: Final[Mapping[str, Callable[[float, float], float]]] = {"counter": add, "histogram": add, "gauge_max": max}
+#: The source of requests that name none that is known.
+UNKNOWN: Final = "unknown"
 
 log = get(__name__)
 
@@ -73,12 +82,16 @@ DEAD_LETTERS = Counter("madeira_dead_letters", "Deliveries that were given up.",
 RECONCILE_DIFFERENCES = Counter(
     "madeira_reconcile_differences", "What Postgres knew and the broker did not, or the reverse, by kind.", ["kind"]
 )
-RECONCILE_LAST_SUCCESS = Gauge(
-    "madeira_reconcile_last_success_timestamp_seconds", "When reconcile last came to its end.", multiprocess_mode="max"
-)
+SCHEDULER_TICKS = Counter("madeira_scheduler_ticks", "Periodic work that the scheduler asked for.", ["actor"])
 
 POOL_CONNECTIONS = Gauge(
     "madeira_pool_connections", "Open connections to Postgres and Redis, by pool.", ["pool"], multiprocess_mode="livesum"
+)
+POOL_CONNECTIONS_MAX = Gauge(
+    "madeira_pool_connections_max", "Connections that a pool may open.", ["pool"], multiprocess_mode="livesum"
+)
+POOL_WAITING = Gauge(
+    "madeira_pool_waiting", "Threads that wait for a connection of a pool.", ["pool"], multiprocess_mode="livesum"
 )
 
 
@@ -86,15 +99,21 @@ class Snapshot:
     """A gauge whose values are asked for when the page is made, and belong to no process."""
 
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
-        self._name = f"madeira_{name}"
+        #: The name on the page.
+        self.name: Final = f"madeira_{name}"
         self._documentation = documentation
         self._labels = labels
 
     def of(self, values: Mapping[tuple[str, ...], float]) -> Metric:
-        """The metric with `values`, each under the values of its labels."""
-        family = GaugeMetricFamily(self._name, self._documentation, labels=self._labels)
+        """The metric with `values`, each under the values of its labels; names that are too many are added up."""
+        names = {label: Names() for label in NAMED}
+        few: dict[tuple[str, ...], float] = {}
         for labels, value in values.items():
-            family.add_metric(labels, value)
+            key = tuple(names[n](v) if n in NAMED else v for n, v in zip(self._labels, labels, strict=True))
+            few[key] = few.get(key, 0.0) + value
+        family = GaugeMetricFamily(self.name, self._documentation, labels=self._labels)
+        for key, value in few.items():
+            family.add_metric(key, value)
         return family
 
 
@@ -104,47 +123,50 @@ DELIVERIES_WAITING = Snapshot("deliveries_waiting", "Unfinished deliveries, by r
 DEAD_LETTERS_NOW = Snapshot("dead_letters", "Deliveries that were given up and wait for a person.", ("endpoint",))
 LANE_STATE = Snapshot("lane_state", "Lanes by what keeps them from being served, if anything.", ("endpoint", "state"))
 DRAMATIQ_DEAD_MESSAGES = Snapshot("dramatiq_dead_messages", "Messages in Dramatiq's own dead queue.", ("queue",))
+WORKERS = Snapshot("workers", "Worker processes that have given a sign of life lately.", ())
+RECONCILE_LAST_SUCCESS = Snapshot(
+    "reconcile_last_success_timestamp_seconds", "When reconcile last came to its end, by the clock of Postgres.", ()
+)
+
+#: What the label `endpoint` or `source` is for a name, in whatever this process counts.
+endpoint_label: Final = Names()
+source_label: Final = Names()
+
+
+def expect_sources(names: Iterable[str]) -> None:
+    """Let the series of intake begin at 0: what first appears as 1 is no increase to Prometheus."""
+    for name in (*names, UNKNOWN):
+        for outcome in INGRESS_OUTCOMES:
+            INGRESS_REQUESTS.labels(source_label(name), outcome)
+
+
+def expect_endpoints(names: Iterable[str]) -> None:
+    """Let the series of endpoints begin at 0, likewise."""
+    for name in names:
+        endpoint = endpoint_label(name)
+        for outcome in Outcome:
+            DELIVERY_ATTEMPTS.labels(endpoint, outcome)
+        for status in (DeliveryStatus.SUCCEEDED, DeliveryStatus.DEAD, DeliveryStatus.CANCELLED):
+            DELIVERIES_SETTLED.labels(endpoint, status)
+        for failure_class in FailureClass:
+            DEAD_LETTERS.labels(endpoint, failure_class)
+        DELIVERY_RETRIES.labels(endpoint)
+
+
+def tell_pools(postgres: Mapping[str, int], redis: tuple[int, int]) -> None:
+    """Set the gauges of this process's pools; `postgres` as psycopg tells it, `redis` as connections made and allowed."""
+    POOL_CONNECTIONS.labels("postgres").set(postgres["pool_size"])
+    POOL_CONNECTIONS_MAX.labels("postgres").set(postgres["pool_max"])
+    POOL_WAITING.labels("postgres").set(postgres["requests_waiting"])
+    POOL_CONNECTIONS.labels("redis").set(redis[0])
+    POOL_CONNECTIONS_MAX.labels("redis").set(redis[1])
 
 
 def page(*snapshots: Metric) -> bytes:
-    """The text that Prometheus reads: the sums over this family of processes, and `snapshots` besides.
-
-    Never fails because of one bad file: what can be read is told, what cannot is logged.
-    """
+    """The text that Prometheus reads: the sums over this family of processes, and `snapshots` besides."""
     folder = metrics_folder()
-    if folder is None:
-        return generate_latest(REGISTRY) + _text(snapshots)
-    with _alone(Path(folder)):
-        _fold_the_dead(Path(folder))
-        families = _merged(folder)
-    return _text(families) + _text(snapshots)
-
-
-def clear(folder: Path) -> None:
-    """Forget the numbers of earlier processes; only while none of the family runs."""
-    for file in folder.glob("*.db"):
-        file.unlink(missing_ok=True)
-
-
-def serve(host: str, port: int) -> ThreadingHTTPServer:
-    """A server of `page` at ``/metrics``, bound and not running yet: call its ``serve_forever``."""
-    return ThreadingHTTPServer((host, port), _Page)
-
-
-class _Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        if self.path.split("?")[0] != "/metrics":
-            self.send_error(404)
-            return
-        body = page()
-        self.send_response(200)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a scrape is no event."""
+    counted = generate_latest(REGISTRY) if folder is None else _text(families(folder))
+    return counted + _text(snapshots)
 
 
 class _Collected:
@@ -159,59 +181,3 @@ def _text(families: Iterable[Metric]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
     return generate_latest(registry)
-
-
-def _merged(folder: Path) -> list[Metric]:
-    files = [str(f) for f in folder.glob("*.db")]
-    try:
-        return _merge(files)
-    except Exception:  # noqa: BLE001  # a torn file raises whatever its bytes lead to
-        return _merge([f for f in files if _is_readable(f)])
-
-
-def _merge(files: list[str]) -> list[Metric]:
-    return list(multiprocess.MultiProcessCollector.merge(files, accumulate=True))  # type: ignore[no-untyped-call]
-
-
-def _is_readable(file: str) -> bool:
-    try:
-        _merge([file])
-    except Exception as e:  # noqa: BLE001  # as above
-        log.warning("metrics.file_unreadable", file=file, error=repr(e))
-        return False
-    return True
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One page at a time: between adding a dead process's counts to the sums and removing its file they are there twice."""
-    with (folder / "page.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _fold_the_dead(folder: Path) -> None:
-    """Add the numbers of processes that are gone to one file, else restarts would fill the disk and slow each page down.
-
-    Gauges of the kind "live" just go: they tell of processes that are there.
-    """
-    for file in folder.glob("*.db"):
-        kind, _, pid = file.stem.rpartition("_")
-        if pid == _NOBODY or not pid.isdigit() or Path(f"/proc/{pid}").exists():
-            continue
-        if kind.startswith("gauge_live"):
-            file.unlink(missing_ok=True)
-        elif kind in _FOLDED:
-            _fold(file, folder / f"{kind}_{_NOBODY}.db", _FOLDED[kind])
-
-
-def _fold(file: Path, into: Path, combine: Callable[[float, float], float]) -> None:
-    try:
-        numbers = [(key, value) for key, value, _, _ in MmapedDict.read_all_values_from_file(str(file))]  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001  # a torn file, of which `_is_readable` tells
-        return
-    sums = MmapedDict(str(into))  # type: ignore[no-untyped-call]
-    for key, value in numbers:
-        sums.write_value(key, combine(sums.read_value(key)[0], value), 0.0)  # type: ignore[no-untyped-call]
-    sums.close()  # type: ignore[no-untyped-call]
-    file.unlink(missing_ok=True)

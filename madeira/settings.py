@@ -194,6 +194,13 @@ class Settings:
     log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "Lowest level that is logged.")
     log_format: str = _setting("json", _choice("json", "text"), "`json`: one object a line; `text`: for a terminal.")
     metrics_port: int = _setting(9191, _whole(0, 65535), "Port of the workers' /metrics page. 0: none.")
+    scheduler_metrics_port: int = _setting(9192, _whole(0, 65535), "Port of the scheduler's /metrics page. 0: none.")
+    metrics_token: str = _setting(
+        "",
+        _text,
+        "Bearer token that every /metrics page wants to see, the API's too. Empty: whoever reaches the port may read them.",
+        secret=True,
+    )
     beat_s: float = _setting(5.0, _seconds(0.05, 60), "Time between two heartbeats of a process.", unit="seconds")
     silence_s: float = _setting(
         60.0, _seconds(0.2, 3600), "Silence after which a process counts as gone and its work is taken over.", unit="seconds"
@@ -211,12 +218,20 @@ class Settings:
                 f"MADEIRA_SILENCE_S={self.silence_s:g} must be at least three times MADEIRA_BEAT_S={self.beat_s:g}: "
                 "a process that misses one heartbeat is not gone"
             )
-        if self.port == self.metrics_port:
-            raise SettingsError(
-                f"MADEIRA_PORT and MADEIRA_METRICS_PORT are both {self.port}: the API and the workers' numbers need a port each"
-            )
+        self._check_ports()
         # Raises for an entry that is none.
         egress.Egress(allow=self.egress_allow, deny=self.egress_deny)
+
+    def _check_ports(self) -> None:
+        taken: dict[int, str] = {}
+        for name in ("port", "metrics_port", "scheduler_metrics_port"):
+            port = getattr(self, name)
+            if port and port in taken:
+                raise SettingsError(
+                    f"{PREFIX}{taken[port].upper()} and {PREFIX}{name.upper()} are both {port}: the API, the workers' "
+                    "numbers and the scheduler's need a port each"
+                )
+            taken[port] = name
 
     @property
     def deliver_threads(self) -> int:

@@ -83,8 +83,8 @@ def test_the_page_is_served(run: Run) -> None:
     """A process that is no web server shows its numbers at /metrics, and nothing else."""
     run(COUNT)
     code = (
-        "import threading, urllib.error, urllib.request; from madeira import metrics\n"
-        "server = metrics.serve('127.0.0.1', 0)\n"
+        "import threading, urllib.error, urllib.request; from madeira import metrics_page\n"
+        "server = metrics_page.serve('127.0.0.1', 0)\n"
         "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
         "url = f'http://127.0.0.1:{server.server_port}'\n"
         "answer = urllib.request.urlopen(url + '/metrics')\n"

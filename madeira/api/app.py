@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import log
+from madeira import log, metrics
 from madeira.api import health, openapi, problems
 from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
@@ -31,6 +31,7 @@ from madeira.api.jobs import STEERS, Job, Jobs, Steer
 from madeira.api.known_tokens import KnownTokens
 from madeira.api.limits import Limits
 from madeira.api.listing import Event, Listing
+from madeira.api.numbers import Numbers, PoolWatch
 from madeira.api.patience import Patience
 from madeira.api.reconcile import Reconcile
 from madeira.broker.memory import warn_of_eviction
@@ -93,12 +94,15 @@ def create(
     rules: NewestRules,
     max_body: int,
     admin_token: str,
+    silence_s: float,
+    metrics_token: str,
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
     `current` gives the rules that this process goes by at that moment, `rules` newer ones where there are any, `patience` waits
     for the commits of new events, `enqueue` queues those of batches, `tokens` knows the tokens that hold, `max_body` is in
-    bytes, and `admin_token` is one more, of an administrator, unless it is empty.
+    bytes, and `admin_token` is one more, of an administrator, unless it is empty. A worker counts as gone after `silence_s`
+    seconds without a sign of life; the numbers are shown to whoever has `metrics_token`, unless it is empty.
     """
     auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
@@ -141,7 +145,7 @@ def create(
     api.add_route("/openapi.json", openapi.Description())
     api.add_route("/healthz", health.Alive())
     api.add_route("/readyz", health.Ready(database=database, queues=queues))
-    api.add_route("/metrics", health.Numbers(database=database, queues=queues))
+    api.add_route("/metrics", Numbers(database=database, queues=queues, silence_s=silence_s, token=metrics_token))
     return api
 
 
@@ -203,6 +207,9 @@ class Application:
         database = Database(url=s.database_url, application="madeira-api", pool_max=POOL_MAX, statement_timeout_s=STATEMENT_S)
         database.open()
         self._parts.callback(database.close)
+        pools = PoolWatch(database=database, queues=queues)
+        pools.start()
+        self._parts.callback(pools.stop)
         rules = self._follow(database, s)
         tokens = KnownTokens(database=database)
         self._parts.callback(tokens.stop)
@@ -230,6 +237,8 @@ class Application:
             patience=Patience(commits=commits, last_commit=lambda: enqueue.last_commit, wait_s=COMMIT_S, try_s=TRY_S),
             enqueue=enqueue,
             max_body=s.max_body,
+            silence_s=s.silence_s,
+            metrics_token=s.metrics_token,
         )
 
     def _trials(self, database: Database, egress: Egress, s: Settings) -> Trials:
@@ -238,7 +247,7 @@ class Application:
         return Trials(database=database, sealer=Sealer(s.secret_key), caller=caller)
 
     def _follow(self, database: Database, s: Settings) -> RulesFollower:
-        rules = RulesFollower(database=database, sealer=Sealer(s.secret_key))
+        rules = RulesFollower(database=database, sealer=Sealer(s.secret_key), on_change=_expect)
         rules.start()
         self._parts.callback(rules.stop)
         # Until they are there every post is answered 503.
@@ -247,6 +256,10 @@ class Application:
                 "api.no_sources", remedy="make sources with `madeira apply` or the API; until then every event is refused"
             )
         return rules
+
+
+def _expect(rules: Rules) -> None:
+    metrics.expect_sources(rules.sources)
 
 
 def _console(*, current: Callable[[], Rules], tokens: KnownTokens, admin_token: str, **parts: Any) -> WsgiApp:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from madeira import log
+from madeira import log, metrics
 from madeira.api import problems
 from madeira.api.known_tokens import KnownTokens
 from madeira.delivery import signing
@@ -117,8 +117,8 @@ class Authenticator:
         try:
             rules = self._rules()
         except StoreUnavailable:
-            return "unknown"
-        return name if name in rules.sources or f"source/{name}" in rules.unusable else "unknown"
+            return metrics.UNKNOWN
+        return name if name in rules.sources or f"source/{name}" in rules.unusable else metrics.UNKNOWN
 
     def _bearer(self, environ: Mapping[str, Any]) -> Caller | None:
         scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")

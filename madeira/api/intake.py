@@ -11,7 +11,7 @@ from madeira.egress import Egress
 from madeira.records import NewEvent
 from madeira.strict_json import Document, NotStrictJson
 
-#: What a refusal is called in metrics, by its status.
+#: What a refusal is called in metrics, by its status; all stand in `metrics.INGRESS_OUTCOMES`.
 _OUTCOMES: Final = {
     400: "malformed",
     401: "unauthorized",
@@ -65,7 +65,7 @@ class Outcomes:
 
     def count(self, environ: Mapping[str, Any], outcome: str, events: int = 1) -> None:
         """Count `events` of one outcome."""
-        key = (self._auth.label(environ), outcome)
+        key = (metrics.source_label(self._auth.label(environ)), outcome)
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = metrics.INGRESS_REQUESTS.labels(*key)

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from uuid import uuid4
 
 from dramatiq.broker import MessageProxy
@@ -47,8 +48,13 @@ def build(settings: Settings) -> MadeiraBroker:
         SettingsError: a setting that workers need is missing.
     """
     require(settings, "database_url", "redis_url")
+
+    def changed(rules: Rules) -> None:
+        metrics.expect_endpoints(rules.endpoints)
+        broker.nudge(DELIVER)
+
     database = Database(url=settings.database_url, application="madeira-worker", pool_max=POOL)
-    rules = RulesFollower(database=database, sealer=Sealer(settings.secret_key), on_change=lambda _: broker.nudge(DELIVER))
+    rules = RulesFollower(database=database, sealer=Sealer(settings.secret_key), on_change=changed)
     queues = Queues(
         redis_url=settings.redis_url, namespace=settings.namespace, timeout_s=TIMEOUT_S, connections=REDIS_CONNECTIONS - 1
     )
@@ -98,6 +104,10 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
             except ConnectionClosed as e:
                 raise BrokerUnavailable(str(e)) from None
 
+    def after_beat() -> None:
+        metrics.tell_pools(database.stats(), broker.wire.connections())
+        ask_for_reconcile()
+
     def start_rebuild() -> None:
         rebuild(queues=broker.wire, database=database, holder=broker.process, beat_s=settings.beat_s, stopped=stopped)
 
@@ -105,7 +115,7 @@ def _tools(settings: Settings, broker: MadeiraBroker, database: Database, rules:
         broker=broker,
         waiting=connect(settings.redis_url, timeout_s=TIMEOUT_S + 2, connections=1, connect_timeout_s=TIMEOUT_S),
         beat_s=settings.beat_s,
-        after_beat=ask_for_reconcile,
+        after_beat=after_beat,
         rebuild=start_rebuild,
     )
     broker.on_lost_epoch = pulse.start_rebuild
@@ -153,7 +163,7 @@ def _middleware(broker: MadeiraBroker, tools: Tools) -> list[Middleware]:
         # Before whatever may log about a message.
         Tracing(bind=log.bind),
         # Before whatever may refuse a message, so that refusals are counted.
-        Measure(observe=_observe),
+        Measure(observe=partial(_observe, broker), ticked=_ticked),
         # Three questions in this order: is it ours, is it still ours, is it still its turn? None of them asks Redis: what
         # it granted is in hand.
         Idempotency(is_keyed=is_keyed, has_grant=has_grant),
@@ -174,9 +184,15 @@ def _middleware(broker: MadeiraBroker, tools: Tools) -> list[Middleware]:
     ]
 
 
-def _observe(actor: str, outcome: str, seconds: float) -> None:
+def _observe(broker: MadeiraBroker, name: str, outcome: str, seconds: float) -> None:
+    # A message of somebody else's may name whatever it likes.
+    actor = name if name in broker.actors else metrics.UNKNOWN
     metrics.ACTOR_MESSAGES.labels(actor, outcome).inc()
     metrics.ACTOR_DURATION.labels(actor).observe(seconds)
+
+
+def _ticked(actor: str) -> None:
+    metrics.SCHEDULER_TICKS.labels(actor).inc()
 
 
 __all__ = ["MadeiraBroker", "build"]

@@ -1,35 +1,47 @@
-"""The workers' /metrics page, in a process of its own beside them.
+"""The /metrics pages of workers and scheduler.
 
-Dramatiq starts it as a fork of the master. It adds up the files that the worker processes write, so it answers for all
-of them, and also while one of them is stopped or busy.
+That of the workers has a process of its own beside them, which Dramatiq starts as a fork of the master. It adds up the files
+that the worker processes write, so it answers for all of them, and also while one of them is stopped or busy. The scheduler is
+one process; a thread of it serves its page.
 """
 
 import signal
 import threading
+from typing import NoReturn
 
 from madeira import settings as _settings
+from madeira.settings import Settings
 
 
 def serve() -> int:
-    """Serve the page until the process is told to stop; returns its exit code."""
+    """Serve the workers' page until the process is told to stop; never returns by itself."""
     values = _settings.load()
-    if values.metrics_port == 0:
-        return _wait()
-    _settings.multiproc_dir(values, "worker")
-    from madeira import log, metrics
+    if values.metrics_port:
+        _settings.multiproc_dir(values, "worker")
+        from madeira import log
 
-    log.configure(values, "metrics")
-    logger = log.get(__name__)
+        log.configure(values, "metrics")
+        start(values, values.metrics_port)
+    _wait()
+
+
+def start(values: Settings, port: int) -> None:
+    """Serve the page of this family of processes on `port`, from a thread; 0: serve none.
+
+    Where the port is taken nothing is served: several workers on one machine write into one folder, and one page tells of all.
+    """
+    if not port:
+        return
+    from madeira import log, metrics_page
+
     try:
-        server = metrics.serve(values.host, values.metrics_port)
+        server = metrics_page.serve(values.host, port, token=values.metrics_token)
     except OSError as e:
-        # Several workers on one machine write into one folder; one page tells of all of them.
-        logger.info("metrics.not_served", port=values.metrics_port, reason=str(e), detail="another process serves the page")
-        return _wait()
-    threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
-    return _wait()
+        log.get(__name__).info("metrics.not_served", port=port, reason=str(e), detail="another process serves the page")
+        return
+    threading.Thread(target=server.serve_forever, daemon=True, name="madeira-metrics").start()
 
 
-def _wait() -> int:
+def _wait() -> NoReturn:
     while True:
         signal.pause()

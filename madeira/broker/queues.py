@@ -38,6 +38,9 @@ DEAD_LETTER: Final = "dead_letter"
 #: Queues whose messages are keys of rows in Postgres: they can be rebuilt, and a key is in them at most once.
 KEYED: Final = (ROUTE, DELIVER, DEAD_LETTER)
 
+#: The other queues: messages that say "it is time", and of which a lost one costs a minute.
+ORDINARY: Final = ("jobs", "notify", "reconcile", "rollup")
+
 #: What a finish does with a key; see ``scripts/turn.lua``.
 Kind = Literal["f", "d", "k", "b", "s", "x"]
 
@@ -136,6 +139,13 @@ class Opened(NamedTuple):
     is_open: bool
     #: Why it opened, in words; None while it is closed.
     reason: str | None
+
+
+class Connections(NamedTuple):
+    """Connections that a pool has made, and how many it may make."""
+
+    made: int
+    at_most: int
 
 
 class Size(NamedTuple):
@@ -280,6 +290,11 @@ class Queues:
                 return self.client.evalsha(script.sha, 1, self.namespace, *args)
             except redis.exceptions.NoScriptError:
                 return self.client.eval(script.text, 1, self.namespace, *args)
+
+    def connections(self) -> Connections:
+        """The connections of this process's pool, as its gauges tell them."""
+        pool: Any = self.client.connection_pool
+        return Connections(sum(count for count, _ in pool.get_connection_count()), pool.max_connections)
 
     def ping(self) -> bool:
         """Whether Redis answers."""

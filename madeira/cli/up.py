@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from madeira import metrics, settings
+from madeira import metrics_files, settings
 from madeira.cli import common, demo
 from madeira.cli.apply import read, told
 from madeira.cli.common import url_of
@@ -67,8 +67,9 @@ class _Up:
         try:
             self._end_leftovers()
             _require_free(self._values.host, self._values.port, "MADEIRA_PORT")
-            if self._values.metrics_port:
-                _require_free(self._values.host, self._values.metrics_port, "MADEIRA_METRICS_PORT")
+            for name in ("metrics_port", "scheduler_metrics_port"):
+                if port := getattr(self._values, name):
+                    _require_free(self._values.host, port, f"MADEIRA_{name.upper()}")
             self._supervisor.handle_signals()
             try:
                 self._start()
@@ -96,7 +97,7 @@ class _Up:
         for family in ("worker", "scheduler"):
             folder = self._values.data_dir / "metrics" / family
             folder.mkdir(parents=True, exist_ok=True)
-            metrics.clear(folder)
+            metrics_files.clear(folder)
         self._start_madeira()
         self._output.line("up", f"the API listens on {self._url}; stop with Ctrl-C")
         if self._demo_started_at is not None:

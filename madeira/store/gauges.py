@@ -3,6 +3,7 @@
 Each is one statement with a short limit of its own: a page of metrics must not hold up, or be held up by, real work.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import psycopg
@@ -42,6 +43,19 @@ _OLDEST_DELIVERY: Final = """
     ORDER BY next_attempt_at
     LIMIT 1
 """
+
+#: When reconcile last came to its end; no row before it first did.
+_LAST_RECONCILE: Final = "SELECT extract(epoch FROM finished_at)::float8 FROM reconcile_run ORDER BY id DESC LIMIT 1"
+
+#: Counts something, by the values of a metric's labels.
+Count = Callable[[psycopg.Connection[Any]], dict[tuple[str, ...], float]]
+
+
+def last_reconcile(conn: psycopg.Connection[Any]) -> dict[tuple[str, ...], float]:
+    """When reconcile last came to its end, in Unix time; nothing before it first did."""
+    conn.execute(_LIMIT)
+    row = conn.execute(_LAST_RECONCILE).fetchone()
+    return {(): row[0]} if row else {}
 
 
 def dead_letters(conn: psycopg.Connection[Any]) -> dict[tuple[str, ...], float]:

@@ -25,7 +25,14 @@ from tests.store import making
 from tests.system.harness import KEY, configure, toml, wait_until
 
 #: Timings of a process that beats often, and that nobody takes for dead.
-QUICK: Mapping[str, Any] = {"beat_s": 0.2, "silence_s": 60.0, "lease_margin_s": 20.0, "reconcile_s": 3600.0, "metrics_port": 0}
+QUICK: Mapping[str, Any] = {
+    "beat_s": 0.2,
+    "silence_s": 60.0,
+    "lease_margin_s": 20.0,
+    "reconcile_s": 3600.0,
+    "metrics_port": 0,
+    "scheduler_metrics_port": 0,
+}
 
 #: The receivers of the tests are on this machine.
 LOOPBACK = ("127.0.0.0/8", "::1")

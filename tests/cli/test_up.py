@@ -81,6 +81,7 @@ class Place:
             "MADEIRA_DATA_DIR": str(folder),
             "MADEIRA_PORT": str(free_port()),
             "MADEIRA_METRICS_PORT": "0",
+            "MADEIRA_SCHEDULER_METRICS_PORT": "0",
             "MADEIRA_PROCESSES": "1",
             "MADEIRA_EGRESS_ALLOW": "127.0.0.1",
             "MADEIRA_BEAT_S": "0.5",

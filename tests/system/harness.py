@@ -180,6 +180,7 @@ class Madeira:
             "MADEIRA_SECRET_KEY": KEY,
             "MADEIRA_PORT": str(self.port),
             "MADEIRA_METRICS_PORT": "0",
+            "MADEIRA_SCHEDULER_METRICS_PORT": "0",
             "MADEIRA_EGRESS_ALLOW": "127.0.0.0/8,::1",
             "MADEIRA_ADMIN_TOKEN": TOKEN,
             "MADEIRA_THREADS": "8",

@@ -1,0 +1,141 @@
+"""``/metrics`` of the API: the sums over its processes, and the state of the whole as both stores tell it at this moment.
+
+Here, and not at the workers' or the scheduler's pages, since an API is what every Madeira has, mostly several times, and what
+is scraped when everything else is gone. Each API tells the same of the whole, so whoever adds up over APIs takes the maximum
+(``deploy/prometheus/rules``).
+"""
+
+import threading
+from typing import Any, Final
+
+import falcon
+import psycopg
+from prometheus_client import Metric
+
+from madeira import log, metrics, metrics_page
+from madeira.api.problems import Problem
+from madeira.broker.queues import KEYED, ORDINARY, Queues
+from madeira.errors import BrokerUnavailable, StoreError
+from madeira.lanes.pace import endpoint_of
+from madeira.lanes.state import STATES
+from madeira.store import gauges, holding
+from madeira.store.database import Database
+
+#: Seconds between two looks at the pools of a process.
+_PERIOD_S: Final = 5.0
+
+#: What needs no traceback: a store is away, or too slow.
+_AWAY: Final = (BrokerUnavailable, StoreError, psycopg.Error)
+
+_log = log.get(__name__)
+
+
+class Numbers:
+    """The page. What cannot be told is left out; the page itself never fails.
+
+    `silence_s` is after how many seconds without a sign of life a worker counts as gone; `token`, unless it is empty, must come
+    with each request.
+    """
+
+    def __init__(self, *, database: Database, queues: Queues, silence_s: float, token: str) -> None:
+        self._database = database
+        self._queues = queues
+        self._silence_s = silence_s
+        self._token = token
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Make the page."""
+        if not metrics_page.is_allowed(req.get_header("Authorization", default=""), self._token):
+            raise Problem(401, "the numbers want the bearer token of MADEIRA_METRICS_TOKEN")
+        resp.content_type = metrics.CONTENT_TYPE
+        resp.data = metrics.page(*self._from_redis(), *self._from_postgres(), *self._of_lanes())
+
+    def _from_redis(self) -> list[Metric]:
+        try:
+            return self._of_queues()
+        except Exception as e:  # noqa: BLE001  # whatever it is, the rest of the page counts
+            _log.warning("metrics.redis_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
+            return []
+
+    def _of_queues(self) -> list[Metric]:
+        queues = (*KEYED, *ORDINARY)
+        sizes = self._queues.sizes(queues)
+        states = ("ready", "delayed", "held")
+        return [
+            metrics.QUEUE_MESSAGES.of({(q, state): getattr(size, state) for q, size in sizes.items() for state in states}),
+            metrics.DRAMATIQ_DEAD_MESSAGES.of({(q,): size.rejected for q, size in sizes.items()}),
+            metrics.WORKERS.of({(): self._queues.alive(self._silence_s)}),
+        ]
+
+    def _from_postgres(self) -> list[Metric]:
+        families: list[Metric] = []
+        try:
+            with self._database.connection() as connection:
+                for gauge, count in _GAUGES:
+                    families += _counted(connection, gauge, count)
+        except Exception as e:  # noqa: BLE001  # as above
+            _log.warning("metrics.postgres_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
+        return families
+
+    def _of_lanes(self) -> list[Metric]:
+        """How many lanes of each endpoint are in which state; an endpoint without anything waiting has one."""
+        try:
+            return [metrics.LANE_STATE.of(self._lanes())]
+        except Exception as e:  # noqa: BLE001  # as above
+            _log.warning("metrics.lanes_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
+            return []
+
+    def _lanes(self) -> dict[tuple[str, ...], float]:
+        with self._database.connection() as connection:
+            held = holding.states(connection)
+        lanes = sorted({*held, *self._queues.lanes()})
+        counts: dict[tuple[str, ...], float] = {}
+        for lane, state in zip(lanes, self._queues.lane_states(lanes), strict=True):
+            endpoint = endpoint_of(lane)
+            word = held.get(endpoint, "active")
+            for known in STATES:
+                counts.setdefault((endpoint, known), 0)
+            counts[endpoint, state.name if word == "active" else word] += 1
+        return counts
+
+
+class PoolWatch:
+    """Sets the gauges of a process's pools every few seconds: whichever process serves the page cannot look into the others."""
+
+    def __init__(self, *, database: Database, queues: Queues) -> None:
+        self._database = database
+        self._queues = queues
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="madeira-pools", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            metrics.tell_pools(self._database.stats(), self._queues.connections())
+            self._stopped.wait(_PERIOD_S)
+
+
+def _counted(connection: psycopg.Connection[Any], gauge: metrics.Snapshot, count: gauges.Count) -> list[Metric]:
+    """One gauge; nothing when its statement takes too long, which says nothing about the others."""
+    try:
+        return [gauge.of(count(connection))]
+    except psycopg.errors.QueryCanceled as e:
+        connection.rollback()
+        _log.warning("metrics.postgres_missing", reason=str(e).strip(), metric=gauge.name)
+        return []
+
+
+_GAUGES: Final[tuple[tuple[metrics.Snapshot, gauges.Count], ...]] = (
+    (metrics.QUEUE_OLDEST_AGE, gauges.oldest_ages),
+    (metrics.RECONCILE_LAST_SUCCESS, gauges.last_reconcile),
+    (metrics.DEAD_LETTERS_NOW, gauges.dead_letters),
+    (metrics.DELIVERIES_WAITING, gauges.deliveries_waiting),
+)
