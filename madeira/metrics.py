@@ -77,6 +77,11 @@ RECONCILE_LAST_SUCCESS = Gauge(
     "madeira_reconcile_last_success_timestamp_seconds", "When reconcile last came to its end.", multiprocess_mode="max"
 )
 
+RETENTION_REMOVED = Counter("madeira_retention_removed", "What went because of its age, by kind.", ["kind"])
+RETENTION_LAST_SUCCESS = Gauge(
+    "madeira_retention_last_success_timestamp_seconds", "When retention last came to its end.", multiprocess_mode="max"
+)
+
 POOL_CONNECTIONS = Gauge(
     "madeira_pool_connections", "Open connections to Postgres and Redis, by pool.", ["pool"], multiprocess_mode="livesum"
 )
