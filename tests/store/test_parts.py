@@ -209,7 +209,7 @@ def test_rows_of_before_are_the_first_part(empty_database_url: str) -> None:
         conn: Any = c
         ref = _born(conn)
         log = "INSERT INTO delivery_log (delivery_id, attempt, token, started_at, outcome, settled_as, worker) "
-        log += "SELECT %s, n, gen_random_uuid(), now(), 'retryable', 'pending', 'w' FROM generate_series(%s, %s) n"
+        log += "SELECT %s, n, gen_random_uuid(), now(), 'retryable', 'pending', 'w' FROM generate_series(%s::int, %s::int) n"
         c.execute(log, (ref, 1, 3))
         migrate(empty_database_url)
         [part] = parts.parts(conn)
