@@ -48,5 +48,6 @@ import actors.deliver  # noqa: E402
 import actors.jobs  # noqa: E402
 import actors.notify  # noqa: E402
 import actors.reconcile  # noqa: E402
+import actors.retention  # noqa: E402
 import actors.rollup  # noqa: E402
 import actors.route  # noqa: E402, F401

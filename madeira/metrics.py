@@ -84,6 +84,11 @@ RECONCILE_DIFFERENCES = Counter(
 )
 SCHEDULER_TICKS = Counter("madeira_scheduler_ticks", "Periodic work that the scheduler asked for.", ["actor"])
 
+RETENTION_REMOVED = Counter("madeira_retention_removed", "What went because of its age, by kind.", ["kind"])
+RETENTION_LAST_SUCCESS = Gauge(
+    "madeira_retention_last_success_timestamp_seconds", "When retention last came to its end.", multiprocess_mode="max"
+)
+
 POOL_CONNECTIONS = Gauge(
     "madeira_pool_connections", "Open connections to Postgres and Redis, by pool.", ["pool"], multiprocess_mode="livesum"
 )

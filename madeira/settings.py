@@ -6,6 +6,7 @@ reference in ``docs/configuration.md`` is made from it.
 
 import difflib
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -65,6 +66,10 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
         return number
 
     return parse
+
+
+def _days(value: str) -> int:
+    return _whole(0, 36_500)(value)
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -211,6 +216,31 @@ class Settings:
     reconcile_s: float = _setting(
         60.0, _seconds(0.2, 3600), "Time between two comparisons of Postgres with the broker.", unit="seconds"
     )
+    keep_payload_days: int = _setting(
+        30,
+        _days,
+        "After how many days payloads go of events that succeeded or were cancelled. Dead letters keep theirs, for a replay. "
+        "0: never before their events.",
+        unit="days",
+    )
+    keep_succeeded_days: int = _setting(90, _days, "After how many days events go that succeeded. 0: never.", unit="days")
+    keep_cancelled_days: int = _setting(90, _days, "After how many days events go that were cancelled. 0: never.", unit="days")
+    keep_dead_days: int = _setting(
+        365, _days, "After how many days dead events go that nobody has replayed or cancelled. 0: never.", unit="days"
+    )
+    keep_attempts_days: int = _setting(
+        30,
+        _days,
+        "After how many days the attempts go of deliveries that have ended; those of dead letters go with them. 0: never.",
+        unit="days",
+    )
+    keep_ids_days: int = _setting(
+        90,
+        _days,
+        "For how many days the id of an event that is gone is still a duplicate. 0: for ever.",
+        unit="days",
+    )
+    keep_audit_days: int = _setting(1095, _days, "After how many days entries of the audit go. 0: never.", unit="days")
 
     def __post_init__(self) -> None:
         if self.silence_s < 3 * self.beat_s:
@@ -219,6 +249,7 @@ class Settings:
                 "a process that misses one heartbeat is not gone"
             )
         self._check_ports()
+        self._check_ages()
         # Raises for an entry that is none.
         egress.Egress(allow=self.egress_allow, deny=self.egress_deny)
 
@@ -232,6 +263,17 @@ class Settings:
                     "numbers and the scheduler's need a port each"
                 )
             taken[port] = name
+
+    def _check_ages(self) -> None:
+        """The audit says why something ended, and is kept longer than what it is about."""
+        ever = math.inf
+        kept = {name: getattr(self, name) or ever for name in ("keep_succeeded_days", "keep_cancelled_days", "keep_dead_days")}
+        longest = max(kept, key=lambda name: kept[name])
+        if (self.keep_audit_days or ever) < kept[longest]:
+            raise SettingsError(
+                f"MADEIRA_KEEP_AUDIT_DAYS={self.keep_audit_days} must be at least MADEIRA_{longest.upper()}="
+                f"{getattr(self, longest)}: the audit outlives what it is about (0 keeps for ever)"
+            )
 
     @property
     def deliver_threads(self) -> int:

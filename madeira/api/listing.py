@@ -19,7 +19,7 @@ from madeira.broker import places
 from madeira.broker.queues import Queues
 from madeira.states import EventStatus, Role
 from madeira.store import events as store
-from madeira.store import listing, selection
+from madeira.store import listing, retention, selection
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
 
@@ -72,7 +72,7 @@ class Event:
         source = source_of(caller, req, event_id)
         found = find(source, event_id, database=self._database, queues=self._queues, asked_by=caller.source)
         if found is None:
-            raise unknown(event_id)
+            raise missing(source, event_id, database=self._database)
         resp.data = envelope(found)
 
 
@@ -112,6 +112,17 @@ def unknown(event_id: str) -> Problem:
     return Problem(404, f"there is no event {event_id[:128]!a} of this source", name="unknown-event")
 
 
+def missing(source: str, event_id: str, *, database: Database) -> Problem:
+    """The answer to the id of an event that is not there: whether it ever was is known for as long as its id is kept."""
+    with database.connection() as connection:
+        found = retention.tombstones(connection, [(source, event_id)]).get((source, event_id))
+    if found is None:
+        return unknown(event_id)
+    told = {name: jsonable(found[key]) for name, key in _OF_GONE.items()}
+    detail = f"the event {event_id} was {found['status']}, and removed because of its age"
+    return Problem(410, detail, name="removed", status_was=found["status"], **told)
+
+
 def _cursor(before: int) -> str:
     return base64.urlsafe_b64encode(b"e%d" % before).decode().rstrip("=")
 
@@ -126,6 +137,9 @@ def _before(given: str) -> int:
         raise ValueError("must be the next_cursor of an answer")
     return int(found[1])
 
+
+#: What is told of an event that is gone, and the column that has it.
+_OF_GONE: Final = {"accepted_at": "created_at", "ended_at": "ended_at", "removed_at": "buried_at"}
 
 #: Of what is about one event; a source that cannot be is one that has no such event.
 _WHOSE: Final[dict[str, query.Check]] = {"source": str}

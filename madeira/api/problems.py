@@ -58,6 +58,7 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "paused": (409, "The endpoint is paused; resume it first."),
     "disabled": (409, "The endpoint is disabled; enable it first."),
     "built-in": (409, "The endpoint is built in and cannot be held."),
+    "removed": (410, "The event was removed because of its age; `status_was` says how it had ended, `removed_at` when it went."),
     "stale": (412, "The object was changed since it was read; read it again."),
     "too-large": (413, "The body is larger than allowed."),
     "uri-too-long": (414, "The request line is too long."),

@@ -19,6 +19,7 @@ from madeira.cli.listing import list_events
 from madeira.settings import Settings
 from madeira.states import EventStatus
 from madeira.store import events as store
+from madeira.store import retention
 
 #: Characters of a payload and of an answer that are shown.
 _SHOWN: Final = 300
@@ -49,13 +50,16 @@ def trace(identifier: str, as_json: bool) -> None:
     with database(values) as db, db.connection() as conn:
         found = store.find_trace(conn, identifier)
         _add_places(values, conn, found)
-    if not found:
+        gone = retention.gone(conn, identifier)
+    if not found and not gone:
         raise click.ClickException(f"no event has the trace id or the event id {identifier}")
     if as_json:
-        print_json(found)
+        print_json(found + gone)
         return
     for event in found:
         _print(event)
+    for event in gone:
+        click.echo(_gone(event))
 
 
 @click.group()
@@ -77,7 +81,10 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
     with database(values) as db, db.connection() as conn:
         candidates = [e for e in store.find_trace(conn, event_id) if e["event_id"] == event_id]
         _add_places(values, conn, candidates)
+        gone = [e for e in retention.gone(conn, event_id) if e["event_id"] == event_id and source in (None, e["source"])]
     found = [e for e in candidates if source in (None, e["source"])]
+    if not found and gone:
+        raise click.ClickException(_gone(gone[0]))
     if not found:
         raise click.ClickException(f"there is no event {event_id}{' of ' + source if source else ''}")
     if len(found) > 1:
@@ -115,7 +122,7 @@ def _print(event: Mapping[str, Any]) -> None:
         "accepted": _time(event["created_at"]),
         "routed": _time(event["routed_at"]),
         "reason": event["reason"],
-        "erased": _time(event["erased_at"]),
+        "erased": _erased(event),
         "target": event["target_uri"],
         "payload": event["payload"][:_SHOWN],
     }
@@ -143,6 +150,18 @@ def _print_delivery(console: Console, delivery: Mapping[str, Any]) -> None:
     console.print(line, soft_wrap=True)
     if delivery["attempts"]:
         console.print(_attempts(delivery["attempts"]))
+
+
+def _gone(event: Mapping[str, Any]) -> str:
+    return (
+        f"event {one_line(event['event_id'])} of {one_line(event['source'])} was accepted {_time(event['created_at'])}, was "
+        f"{event['status']} {_time(event['ended_at'])}, and was removed because of its age {_time(event['removed_at'])}"
+    )
+
+
+def _erased(event: Mapping[str, Any]) -> str | None:
+    why = " (because of its age)" if event["erased_by"] == "retention" else ""
+    return f"{_time(event['erased_at'])}{why}" if event["erased_at"] else None
 
 
 def _waits(place: Mapping[str, Any]) -> str | None:

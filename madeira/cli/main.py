@@ -21,7 +21,7 @@ from madeira.cli.holding import COMMANDS as HOLDING
 from madeira.cli.jobs import jobs
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
-from madeira.cli.operate import migrate, reconcile
+from madeira.cli.operate import migrate, reconcile, retention
 from madeira.cli.replay import replay, reroute
 from madeira.cli.send import send
 from madeira.cli.token import token
@@ -93,6 +93,7 @@ for command in (
     cancel,
     jobs,
     reconcile,
+    retention,
     token,
     endpoints,
     dry_run,

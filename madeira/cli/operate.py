@@ -1,9 +1,17 @@
-"""`madeira migrate` and `madeira reconcile`: what an operator runs by hand."""
+"""`madeira migrate`, `madeira reconcile` and `madeira retention`: what an operator runs by hand."""
+
+import math
+import time
+from collections import Counter
 
 import click
 
 from madeira import settings
-from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.errors import MadeiraError
+from madeira.settings import Settings
+from madeira.store import retention as store
+from madeira.store.database import Database
 from madeira.store.migrate import migrate as run_migrations
 
 
@@ -53,3 +61,52 @@ def reconcile(as_json: bool) -> None:
         return
     found = {kind: n for kind, n in counts.items() if n}
     click.echo(", ".join(f"{kind}: {n}" for kind, n in found.items()) or "no differences")
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would go now.")
+@click.option("--wait", is_flag=True, help="Wait for events whose ids were noted just now, and remove them too.")
+@json_option
+def retention(dry_run: bool, wait: bool, as_json: bool) -> None:
+    """Remove now what is kept no longer. An event goes a while after its id was noted: in the next run, or with --wait."""
+    values = load()
+    settings.require(values, "database_url", "redis_url")
+    configure_log(values)
+    ages = store.ages_of(values)
+    with database(values) as db:
+        if dry_run:
+            with db.connection() as conn:
+                # It reads all events; that is what is asked for.
+                conn.execute("SET LOCAL statement_timeout = 0")
+                conn.limit_s = math.inf
+                counts = Counter(store.would_go(conn, ages))
+        else:
+            counts = _remove(values, db, ages, wait=wait)
+    if as_json:
+        print_json({"dry_run": dry_run, "counts": dict(counts)})
+        return
+    told = ", ".join(f"{kind}: {n}" for kind, n in counts.items() if n)
+    click.echo(f"{'would go: ' if dry_run and told else ''}{told or 'nothing to remove'}")
+
+
+def _remove(values: Settings, db: Database, ages: store.Ages, *, wait: bool) -> Counter[str]:
+    """Run until nothing is left, with `wait` also what has to wait first."""
+    # Imported here: no other command needs the actors, and they need a broker to be there first.
+    import dramatiq
+
+    from madeira.broker import build
+
+    dramatiq.set_broker(build(values))
+    from actors.retention import NotRun, run
+
+    counts: Counter[str] = Counter()
+    while True:
+        try:
+            counts += run(db, ages, who=person(), turn_s=math.inf)
+        except NotRun as e:
+            raise MadeiraError(f"nothing was removed: {e}") from None
+        with db.connection() as conn:
+            left_s = store.waits_s(conn) if wait else None
+        if left_s is None:
+            return counts
+        time.sleep(left_s + 0.1)

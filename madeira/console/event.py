@@ -55,7 +55,7 @@ class _OfEvent(Page):
         source = self.source(req, event_id)
         found = listing.find(source, event_id, database=self.house.database, queues=self.house.queues)
         if found is None:
-            raise listing.unknown(event_id)
+            raise listing.missing(source, event_id, database=self.house.database)
         return found
 
     def source(self, req: falcon.Request, event_id: str) -> str:
@@ -84,6 +84,7 @@ class EventPage(_OfEvent):
             event=found,
             source=found["source"],
             steps=timeline.steps(found, acts),
+            attempts_removed=timeline.attempts_removed(found),
             waits=timeline.waits(found, self._rates(found)),
             cancel=_cancel(found),
             replay=_possible(found, _replay),

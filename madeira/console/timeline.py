@@ -95,6 +95,15 @@ def _accepted(found: Mapping[str, Any]) -> Step:
     return Step(found["created_at"], f"Accepted from {found['source']}", "good", later, tuple(facts))
 
 
+def attempts_removed(found: Mapping[str, Any]) -> int:
+    """How many attempts are not in the log any more: numbers below that of the last one that is told of nowhere."""
+    removed = 0
+    for delivery in found["deliveries"]:
+        known = {a["attempt"] for a in delivery["attempts"]}
+        removed += sum(n not in known for n in range(1, delivery["attempt"] + (delivery["finished_at"] is not None)))
+    return removed
+
+
 def _routed(found: Mapping[str, Any]) -> Step:
     if not found["deliveries"]:
         why = "no route matched, and it brought no callback address" if found["reason"] == "unrouted" else found["reason"]

@@ -19,14 +19,14 @@ from madeira.store import audit
 
 #: Take hold of an event.
 _LOCK_EVENT: Final = """
-    SELECT seq, status, erased_at FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
+    SELECT seq, status, erased_at, erased_by FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
 """
 
 #: Erase an event.
 _ERASE_EVENT: Final = """
     UPDATE event
     SET payload = 'null', parameters = NULL, target_uri = substring(target_uri FROM '^[a-zA-Z]+://[^/?#]*'),
-        erased_at = clock_timestamp(), updated_at = clock_timestamp()
+        erased_at = clock_timestamp(), erased_by = 'person', updated_at = clock_timestamp()
     WHERE seq = %(seq)s
     RETURNING erased_at
 """
@@ -66,8 +66,9 @@ def erase(conn: psycopg.Connection[Any], source: str, event_id: str, who: str, w
         row = conn.execute(_LOCK_EVENT, {"source": source, "event_id": event_id}).fetchone()
         if row is None:
             return None
-        seq, status, erased_at = row
-        if erased_at is not None:
+        seq, status, erased_at, erased_by = row
+        # Retention takes only the payload.
+        if erased_by == "person":
             raise IllegalTransition(f"event {event_id} was erased already, at {erased_at.isoformat()}", code="erased")
         if status in (EventStatus.PENDING, EventStatus.DELIVERING):
             raise IllegalTransition(f"event {event_id} is {status}: cancel it first, or wait for its end", code="unfinished")

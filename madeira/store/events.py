@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, DeliveryRef, NewEvent, PlannedDelivery, RoutableEvent
 from madeira.states import MAX_ROUTE_FAILURES, EventStatus
-from madeira.store import configuration
+from madeira.store import configuration, retention
 from madeira.store.columns import binaries, numbers, quoted, texts
 from madeira.store.same import same_value
 
@@ -26,7 +26,8 @@ Plan = tuple[int, Sequence[PlannedDelivery]]
 _INSERT_ROUNDS: Final = 3
 
 #: Accept a group. The place in the order of acceptance is drawn first, in arrival order; the rows are then inserted in
-#: the order of their keys, as in every group, so that two groups with the same ids cannot deadlock.
+#: the order of their keys, as in every group, so that two groups with the same ids cannot deadlock. Ids of events that are gone
+#: are looked up one by one: a join might read all of them, by a plan that was made when there were few.
 _INSERT: Final = """
     WITH arrived AS MATERIALIZED (
         SELECT nextval('event_seq_seq') AS seq, a.*
@@ -39,7 +40,9 @@ _INSERT: Final = """
                        trace_id, traceparent, deliver_at, route_at)
     SELECT seq, source, event_id, event_type, routing_key, target_uri, payload, parameters, body_sha256,
            trace_id, traceparent, deliver_at, coalesce(deliver_at, clock_timestamp())
-    FROM arrived
+    FROM arrived a
+    WHERE (SELECT true FROM tombstone t WHERE t.event_id = a.event_id COLLATE "C" AND t.source = a.source COLLATE "C" LIMIT 1)
+          IS NULL
     ORDER BY event_id COLLATE "C", source COLLATE "C", seq
     ON CONFLICT (event_id, source) DO NOTHING
     RETURNING source, event_id, seq, created_at,
@@ -59,7 +62,7 @@ _KNOWN: Final = """
 _FIND: Final = """
     SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
            trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
-           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at
+           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at, erased_by
     FROM event
     WHERE event_id = %(event_id)s AND source = %(source)s
 """
@@ -68,7 +71,7 @@ _FIND: Final = """
 _FIND_TRACE: Final = """
     SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
            trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
-           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at
+           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at, erased_by
     FROM event
     WHERE seq IN (SELECT seq FROM event WHERE trace_id = %(id)s UNION SELECT seq FROM event WHERE event_id = %(id)s)
     ORDER BY seq
@@ -85,11 +88,12 @@ _DELIVERIES: Final = """
     ORDER BY id
 """
 
-#: The attempts of the deliveries of some events, in the order of time.
+#: The attempts of the deliveries of some events, in the order of time. The log's parts from before a delivery was made are left
+#: out; with a day's doubt, since clocks are set back now and then.
 _ATTEMPTS: Final = """
     SELECT l.delivery_id, l.attempt, l.started_at, l.duration_s, l.url, l.status_code, l.outcome, l.error_code,
            l.reason, l.settled_as, l.excerpt, l.length, l.sha256, l.worker, l.exchange, l.recorded_at
-    FROM delivery_log l JOIN delivery d ON d.id = l.delivery_id
+    FROM delivery d JOIN delivery_log l ON l.delivery_id = d.id AND l.recorded_at > d.created_at - interval '1 day'
     WHERE d.event_seq = ANY(%(seqs)s::bigint[])
     ORDER BY l.started_at, l.id
 """
@@ -236,6 +240,10 @@ def _insert_once(
     if others:
         known = _known(conn, [events[i] for i in others])
         answers.update((i, _answer(events[i], row)) for i in others if (row := known.get(_identity(events[i]))))
+    unknown = [i for i in others if i not in answers]
+    if unknown:
+        gone = retention.tombstones(conn, [_identity(events[i]) for i in unknown])
+        answers.update((i, _answer_of_gone(events[i], row)) for i in unknown if (row := gone.get(_identity(events[i]))))
 
 
 def _event_columns(events: list[NewEvent]) -> dict[str, str]:
@@ -279,10 +287,17 @@ def _answer(event: NewEvent, row: Mapping[str, Any]) -> Accepted:
     )
 
 
+def _answer_of_gone(event: NewEvent, row: Mapping[str, Any]) -> Accepted:
+    """Of an event that is gone only the digest of its body is left to compare with."""
+    return _answer(event, {"delay_s": 0.0, **row})
+
+
 def _is_same(event: NewEvent, row: Mapping[str, Any]) -> bool:
     """Whether a post says what is stored; the trace id does not count, since many senders make a new one per try."""
     if event.body_sha256 == row["body_sha256"]:
         return True
+    if "payload" not in row:
+        return False
     plain = ("event_type", "routing_key", "target_uri", "deliver_at")
     return (
         all(getattr(event, name) == row[name] for name in plain)

@@ -28,7 +28,7 @@ _NEWEST: Final = 2**63 - 1
 #: What an event shows of itself in a list: all but payload and parameters.
 _COLUMNS: Final = """
     seq, event_id, event_type, source, target_uri, routing_key, created_at, updated_at, trace_id, retry_count, status, reason,
-    deliver_at, routed_at, erased_at, deliveries AS delivery_count, unfinished, dead, cancelled
+    deliver_at, routed_at, erased_at, erased_by, deliveries AS delivery_count, unfinished, dead, cancelled
 """
 
 

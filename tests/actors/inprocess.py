@@ -170,10 +170,20 @@ def _adopt_actors(broker: MadeiraBroker) -> None:
     from actors.jobs import jobs
     from actors.notify import notify
     from actors.reconcile import reconcile
+    from actors.retention import retention_run
     from actors.rollup import rollup
     from actors.route import route
 
-    actors: Sequence[dramatiq.Actor[..., Any]] = (route, deliver, dead_letter, jobs, notify, reconcile, rollup)
+    actors: Sequence[dramatiq.Actor[..., Any]] = (
+        route,
+        deliver,
+        dead_letter,
+        jobs,
+        notify,
+        reconcile,
+        retention_run,
+        rollup,
+    )
     for actor in actors:
         actor.broker = broker
         broker.declare_actor(actor)

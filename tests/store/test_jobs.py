@@ -183,7 +183,7 @@ def test_what_died_after_the_job_was_made_is_none_of_its(conn: Connection) -> No
 def test_a_replay_passes_over_what_cannot_be_sent_and_says_why(conn: Connection) -> None:
     never = born_dead(conn)
     [gone, fine] = dead(conn, 2)
-    conn.execute("UPDATE event SET erased_at = now() WHERE seq = %s", (gone.seq,))
+    conn.execute("UPDATE event SET erased_at = now(), erased_by = 'person' WHERE seq = %s", (gone.seq,))
     job = made(conn, REPLAY)
     assert steps(conn, job, delivers(conn)) == [fine]
     assert making.delivery(conn, never.delivery_id)["status"] == "dead"

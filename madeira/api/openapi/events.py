@@ -65,7 +65,7 @@ EVENTS: Final = (
         access=parts.VIEWER_OR_SOURCE,
         parameters=(shared("source"),),
         answers={200: ("The event.", ref("Event"))},
-        problems=(404, 422),
+        problems=(404, 410, 422),
     ),
     Operation(
         method="get",
@@ -97,7 +97,7 @@ EVENTS: Final = (
         access=parts.VIEWER_OR_SOURCE,
         parameters=(shared("event_id"), shared("source")),
         answers={200: ("The event.", ref("Event"))},
-        problems=(404, 422),
+        problems=(404, 410, 422),
     ),
     Operation(
         method="post",
