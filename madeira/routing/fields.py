@@ -22,6 +22,9 @@ _METHODS: Final = ("POST", "PUT", "PATCH")
 #: Characters of a certificate with its chain, at most.
 _MAX_PEM: Final = 65_536
 
+#: The longest time that an attempt may be given, in seconds; what stops a worker must wait longer (`deploy/`).
+MAX_TIMEOUT_S: Final = 600
+
 _MONTH_S: Final = 30 * 86_400
 
 #: What a secret is and how it is given, for the reference.
@@ -192,7 +195,7 @@ _ENDPOINT_FIELDS: Final = (
     Field("concurrency", values.whole(1, 10_000), "Calls at a time over all processes", "", _ENDPOINT.concurrency),
     Field(
         "timeout",
-        values.number(0.05, 600),
+        values.number(0.05, MAX_TIMEOUT_S),
         "Time for a whole attempt, from resolving the name to the last byte",
         "seconds",
         _ENDPOINT.timeout,

@@ -1,0 +1,32 @@
+"""Whether this container's process answers: ``python -I deploy/healthcheck.py PORT/PATH``.
+
+The API at ``8000/readyz``, a worker at ``9191/metrics``. Without anything of Madeira, since it runs every few seconds and must
+cost nothing; the image has no curl.
+"""
+
+import http.client
+import sys
+
+#: Seconds that an answer may take; less than the engine waits for this program.
+TIMEOUT_S = 4.0
+
+
+def main(target: str) -> int:
+    """0 when what listens on this machine at `target` (``PORT/PATH``) answers 200, else 1 with the reason on standard error."""
+    port, _, path = target.partition("/")
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", f"/{path}")
+        answer = connection.getresponse()
+        body = answer.read(500)
+    except (OSError, http.client.HTTPException) as e:
+        sys.stderr.write(f"{target}: {e}\n")
+        return 1
+    if answer.status != http.client.OK:
+        sys.stderr.write(f"{target}: {answer.status} {body.decode(errors='replace')}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
