@@ -13,7 +13,20 @@ from madeira.api.auth import Authenticator
 from madeira.api.known_tokens import KnownTokens
 from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
-from madeira.console import audit, dead_letters, dry_run, endpoints, event, events, house, jobs, objects, overview, sign_in
+from madeira.console import (
+    audit,
+    dead_letters,
+    dry_run,
+    editing,
+    endpoints,
+    event,
+    events,
+    house,
+    jobs,
+    objects,
+    overview,
+    sign_in,
+)
 from madeira.console.assets import Assets
 from madeira.console.house import House, Section, Templates
 from madeira.console.session import Sessions
@@ -38,9 +51,9 @@ SECTIONS: Final[tuple[tuple[Section, tuple[_Module, ...]], ...]] = (
     (Section("Events", "/console/events"), (events, event)),
     (Section("Dead letters", "/console/dead-letters"), (dead_letters,)),
     (Section("Jobs", "/console/jobs"), (jobs,)),
-    (Section("Endpoints", "/console/endpoints"), (endpoints,)),
-    (Section("Routes", "/console/routes"), (objects.routes,)),
-    (Section("Sources", "/console/sources"), (objects.sources,)),
+    (Section("Endpoints", "/console/endpoints"), (endpoints, editing.endpoints)),
+    (Section("Routes", "/console/routes"), (objects.routes, editing.routes)),
+    (Section("Sources", "/console/sources"), (objects.sources, editing.sources)),
     (Section("Dry run", "/console/dry-run"), (dry_run,)),
     (Section("Audit", "/console/audit"), (audit,)),
 )

@@ -16,6 +16,7 @@ from madeira.api.problems import FieldError, Problem, invalid
 from madeira.console import asking, words
 from madeira.console.house import House, Page, acting
 from madeira.dry_run import Response
+from madeira.egress import Egress
 from madeira.records import NewEvent
 from madeira.routing.config import Rules
 from madeira.states import Role
@@ -46,7 +47,7 @@ class DryRunPage(Page):
         if "event" not in asked:
             self._show(req, resp, rules, {"source": asked.get("source", "")})
             return
-        form = self._of_event(asked.get("source"), asked["event"])
+        form = form_of(self.house, asked.get("source"), asked["event"])
         self._show(req, resp, rules, form, self._run(rules, form))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -68,38 +69,46 @@ class DryRunPage(Page):
         sources = sorted(rules.sources)[:500]
         self.house.show(req, resp, "dry_run.html", title="Dry run", form=shown, found=found, sources=sources)
 
-    def _of_event(self, source: str | None, event_id: str) -> dict[str, str]:
-        """What the form would hold for an event that is there."""
-        if source is None:
-            raise invalid([FieldError("source", "is missing in the address: whose event is it?")])
-        with self.house.database.connection() as connection:
-            found = store.find(connection, source, event_id) if validation.is_event_id(event_id) else None
-        if found is None:
-            raise Problem(404, f"there is no event {event_id[:128]!a} of this source", name="unknown-event")
-        if found["erased_at"] is not None:
-            raise Problem(409, f"the payload of event {event_id} was erased: there is nothing to try", name="erased")
-        names = ("event_type", "routing_key", "target_uri", "payload", "parameters")
-        return {"source": source, "event_id": event_id} | {name: found[name] or "" for name in names}
-
     def _run(self, rules: Rules, form: Mapping[str, str]) -> dict[str, Any]:
-        response = _response(form)
-        event = self._event(rules, form)
+        response = sample(form)
+        event = event_of(rules, form, self.house.egress)
         run = dry_run.dry_run(rules, event, egress=self.house.egress, now=datetime.now(UTC), response=response)
         return dry_run.document(run)
 
-    def _event(self, rules: Rules, form: Mapping[str, str]) -> NewEvent:
-        """The event of a form, checked as one that is posted."""
-        source = form.get("source", "")
-        beside = [] if source in rules.sources else [FieldError("source", "must be the name of a source that can be used")]
-        # Payload and parameters as they are written: numbers must not change on the way.
-        texts = {
-            name: json.dumps(form[name]) for name in ("event_id", "event_type", "routing_key", "target_uri") if form.get(name)
-        }
-        texts |= {name: form[name] for name in ("payload", "parameters") if form.get(name, "").strip()}
-        for name in ("payload", "parameters"):
-            _parsed(f'{{"{name}": {texts.get(name, "null")}}}', name)
-        document = _parsed("{" + ", ".join(f'"{name}": {text}' for name, text in texts.items()) + "}", "event")
-        return validation.new_event(document, source=source, raw=b"", environ={}, egress=self.house.egress, beside=beside)
+
+def form_of(house: House, source: str | None, event_id: str) -> dict[str, str]:
+    """What the form holds for an event that is there.
+
+    Raises:
+        Problem: 404, 409 or 422; it cannot be tried.
+    """
+    if source is None:
+        raise invalid([FieldError("source", "is missing in the address: whose event is it?")])
+    with house.database.connection() as connection:
+        found = store.find(connection, source, event_id) if validation.is_event_id(event_id) else None
+    if found is None:
+        raise Problem(404, f"there is no event {event_id[:128]!a} of this source", name="unknown-event")
+    if found["erased_at"] is not None:
+        raise Problem(409, f"the payload of event {event_id} was erased: there is nothing to try", name="erased")
+    names = ("event_type", "routing_key", "target_uri", "payload", "parameters")
+    return {"source": source, "event_id": event_id} | {name: found[name] or "" for name in names}
+
+
+def event_of(rules: Rules, form: Mapping[str, str], egress: Egress) -> NewEvent:
+    """The event of a form, checked as one that is posted.
+
+    Raises:
+        Problem: 422.
+    """
+    source = form.get("source", "")
+    beside = [] if source in rules.sources else [FieldError("source", "must be the name of a source that can be used")]
+    # Payload and parameters as they are written: numbers must not change on the way.
+    texts = {name: json.dumps(form[name]) for name in ("event_id", "event_type", "routing_key", "target_uri") if form.get(name)}
+    texts |= {name: form[name] for name in ("payload", "parameters") if form.get(name, "").strip()}
+    for name in ("payload", "parameters"):
+        _parsed(f'{{"{name}": {texts.get(name, "null")}}}', name)
+    document = _parsed("{" + ", ".join(f'"{name}": {text}' for name, text in texts.items()) + "}", "event")
+    return validation.new_event(document, source=source, raw=b"", environ={}, egress=egress, beside=beside)
 
 
 def _parsed(text: str, name: str) -> Any:
@@ -112,8 +121,12 @@ def _parsed(text: str, name: str) -> Any:
     return found
 
 
-def _response(form: Mapping[str, str]) -> Response | None:
-    """The answer that is to be judged; None when there is none."""
+def sample(form: Mapping[str, str]) -> Response | None:
+    """The answer that is to be judged; None when there is none.
+
+    Raises:
+        Problem: 422.
+    """
     given = form.get("status", "").strip()
     if not given:
         return None

@@ -9,9 +9,8 @@ from madeira import trial
 from madeira.api import query, validation
 from madeira.api.admin import bodies, lanes
 from madeira.api.problems import Problem, unavailable
-from madeira.console import asking, forms, trouble, words
+from madeira.console import asking, changes, forms, trouble, words
 from madeira.console.house import House, Page, acting
-from madeira.console.objects import history
 from madeira.errors import IllegalTransition, NotThere
 from madeira.routing.config import CALLBACK, callback
 from madeira.states import Role
@@ -95,7 +94,7 @@ class _OfEndpoint(Page):
             "unfinished": unfinished,
             "actions": [] if name == CALLBACK else _possible(lane["state"]),
             "told": _TOLD,
-            "entries": history(house, f"endpoint {name}"),
+            "entries": changes.history(house, f"endpoint {name}"),
             "event_type": trial.EVENT_TYPE,
             "test_payload": trial.PAYLOAD,
             "tried": None,

@@ -19,21 +19,24 @@ from madeira.api.problems import FieldError, Problem, invalid
 #: Bytes of a form; a payload to try an endpoint with fits.
 MAX_BYTES: Final = 32_768
 
-#: Fields of a form.
-_MAX_FIELDS: Final = 64
+#: Bytes of a form for a source, an endpoint or a route: what the API takes, as a browser writes it.
+LARGE: Final = 3 * bodies.MAX_BODY
+
+#: Fields of a form; an endpoint may have a hundred headers.
+_MAX_FIELDS: Final = 500
 
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
-def read(req: falcon.Request) -> Mapping[str, str]:
-    """The fields of a form.
+def read(req: falcon.Request, *, limit: int = MAX_BYTES) -> Mapping[str, str]:
+    """The fields of a form of at most `limit` bytes.
 
     Raises:
         Problem: 400, 403, 408, 413 or 415.
     """
     refuse_other_sites(req)
     reading.only(req.env, _FORM)
-    raw = reading.body(req.env, limit=MAX_BYTES)
+    raw = reading.body(req.env, limit=limit)
     try:
         pairs = parse_qsl(raw.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except ValueError:
@@ -44,13 +47,13 @@ def read(req: falcon.Request) -> Mapping[str, str]:
     return found
 
 
-def guarded(req: falcon.Request, csrf: str) -> Mapping[str, str]:
-    """The fields of a form that carries `csrf`.
+def guarded(req: falcon.Request, csrf: str, *, limit: int = MAX_BYTES) -> Mapping[str, str]:
+    """The fields of a form of at most `limit` bytes that carries `csrf`.
 
     Raises:
         Problem: as `read`; 403 when it carries another one, or none.
     """
-    found = read(req)
+    found = read(req, limit=limit)
     if not hmac.compare_digest(found.get("csrf", "").encode("utf-8", "replace"), csrf.encode()):
         raise Problem(403, "the form is not of this session: go back, load the page again, and repeat what you did")
     return {name: value for name, value in found.items() if name != "csrf"}

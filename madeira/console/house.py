@@ -127,14 +127,14 @@ def session_of(req: falcon.Request) -> Session:
     return found
 
 
-def acting(req: falcon.Request, need: Role = Role.OPERATOR) -> tuple[Session, Mapping[str, str]]:
-    """Who acts, and the form that he has sent.
+def acting(req: falcon.Request, need: Role = Role.OPERATOR, *, limit: int = forms.MAX_BYTES) -> tuple[Session, Mapping[str, str]]:
+    """Who acts, and the form that he has sent, of at most `limit` bytes.
 
     Raises:
         Problem: the form is not of his session, or his role does not suffice.
     """
     session = session_of(req)
-    form = forms.guarded(req, session.csrf)
+    form = forms.guarded(req, session.csrf, limit=limit)
     if not session.may(need):
         raise problems.forbidden(session.role, need)
     return session, form

@@ -1,24 +1,19 @@
 """Routes and sources: the rules as they are, each with who changed it and why."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import falcon
 
 from madeira.api import query
 from madeira.api.admin import bodies
 from madeira.api.problems import Problem
-from madeira.console import asking, words
+from madeira.console import asking, changes, words
 from madeira.console.house import House, Page
 from madeira.errors import NotThere
 from madeira.routing.fields import Kind
-from madeira.store import audit
 
 #: Objects of a page.
 PAGE: Final = 60
-
-#: Changes that a page shows.
-_HISTORY: Final = 20
 
 
 class _Objects:
@@ -76,12 +71,6 @@ class ObjectPage(Page):
             found = self.house.configurator.get(self._kind, name)
         except NotThere:
             raise missing from None
-        entries = history(self.house, f"{self._kind} {name}")
+        entries = changes.history(self.house, f"{self._kind} {name}")
         title = f"{self._kind.title()} {name}"
         self.house.show(req, resp, "object.html", title=title, kind=self._kind, object=found, entries=entries)
-
-
-def history(house: House, what: str) -> Sequence[dict[str, Any]]:
-    """The last that people did with an object."""
-    with house.database.connection() as connection:
-        return audit.page(connection, limit=_HISTORY, what=what)

@@ -49,6 +49,11 @@ class Session:
         """Whether it is more than a reader."""
         return self.may(Role.OPERATOR)
 
+    @property
+    def may_configure(self) -> bool:
+        """Whether sources, endpoints and routes may be changed."""
+        return self.may(Role.ADMIN)
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:

@@ -7,8 +7,8 @@ changed. What would change nothing is not written and leaves no trace.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import psycopg
@@ -23,7 +23,7 @@ from madeira.routing.fields import KINDS, Kind
 from madeira.routing.prepare import Policy, Preparer, changed_fields, merged
 from madeira.sealing import Sealer
 from madeira.store import cancelling, configuration
-from madeira.store.configuration import Entry, Stored
+from madeira.store.configuration import Entry, Snapshot, Stored
 from madeira.store.database import Database
 
 #: Deliveries that one page of a cancel ends.
@@ -139,6 +139,37 @@ class Configurator:
                 return _shown(before)
             configuration.update(conn, kind, {name: spec})
             return _done(conn, who, why, entry("update", kind, name, before.spec, spec, fields), kind, name)
+
+    def imagined(
+        self,
+        kind: Kind,
+        name: object,
+        patch: Mapping[str, Any],
+        *,
+        is_new: bool,
+        told: Sequence[FieldProblem] = (),
+    ) -> Snapshot:
+        """The configuration as `create` or `update` would leave it; nothing is written.
+
+        Raises:
+            NotThere: there is none of this name, and it is not new.
+            AlreadyThere: the name is taken, and it is new.
+            ConfigurationInvalid: what comes out is not as it must be.
+        """
+        problems = Problems(found=list(told))
+        known = _checked_name(name, problems)
+        with self._database.connection() as conn:
+            now = configuration.read(conn)
+            before = now.of(kind).get(known)
+            if before is None and not is_new:
+                raise NotThere(f"there is no {kind} {known!r}")
+            if before is not None and is_new:
+                raise AlreadyThere(f"there is {_a(kind)} {known!r} already; change that one, or choose another name")
+            old = before.spec if before else {}
+            document = secrets.kept(kind, merged(old, patch), old, problems.add)
+            spec, _ = self._checked(conn, kind, known, document, old, problems)
+        at = datetime.now(UTC)
+        return now.having(replace(before, spec=spec) if before else Stored(kind, known, spec, 1, at, at))
 
     def delete(
         self,

@@ -6,7 +6,7 @@ raises its version once. Readers ask for that version only, and read the whole w
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -145,6 +145,17 @@ class Snapshot:
     def of(self, kind: Kind) -> Mapping[str, Stored]:
         """The objects of one kind."""
         return {"source": self.sources, "endpoint": self.endpoints, "route": self.routes}[kind]
+
+    def having(self, stored: Stored) -> "Snapshot":
+        """The same with `stored` in its place, or as the last of its kind."""
+        found = {**self.of(stored.kind), stored.name: stored}
+        match stored.kind:
+            case "source":
+                return replace(self, sources=found)
+            case "endpoint":
+                return replace(self, endpoints=found)
+            case "route":
+                return replace(self, routes=found)
 
 
 class Entry(NamedTuple):

@@ -186,7 +186,8 @@ def filled(form: Element) -> dict[str, str]:
     """The fields of a form as they are before anybody types."""
     fields = {f.attributes["name"]: f.attributes.get("value", "") for f in form.all("input") if "name" in f.attributes}
     fields = {n: v for n, v in fields.items() if not any(f.matches({"name": n, "type": "checkbox"}) for f in form.all("input"))}
-    fields |= {f.attributes["name"]: "".join(map(str, f.children)) for f in form.all("textarea")}
+    # A line break right behind the tag is none of the text.
+    fields |= {f.attributes["name"]: "".join(map(str, f.children)).removeprefix("\n") for f in form.all("textarea")}
     for select in form.all("select"):
         options = select.all("option")
         chosen = next((o for o in options if "selected" in o.attributes), options[0])

@@ -20,6 +20,7 @@ from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
 from madeira.states import Role
 from madeira.store import configuration
+from madeira.store.configuration import Snapshot
 from madeira.store.database import Database
 from madeira.strict_json import Document
 
@@ -76,7 +77,11 @@ class NewestRules:
             known = self._followed()
             if known is not None and configuration.version(connection) == known.version:
                 return known
-            return rules_of(configuration.read(connection), sealer=self._sealer)
+            return self.of(configuration.read(connection))
+
+    def of(self, found: Snapshot) -> Rules:
+        """The rules of a configuration that need not be there."""
+        return rules_of(found, sealer=self._sealer)
 
 
 def _event(document: Document) -> Document:

@@ -78,7 +78,7 @@ class Object:
         self._auth.person(req.env, Role.VIEWER)
         query.read(req, {})
         with _told(self._kind):
-            found = self._configurator.get(self._kind, _known(self._kind, name))
+            found = self._configurator.get(self._kind, known(self._kind, name))
         more: dict[str, Any] = {}
         if self._kind == "endpoint":
             with self._database.connection() as connection:
@@ -94,7 +94,7 @@ class Object:
         expected, wrong = _expected(req, patch)
         with _told(self._kind):
             changed = self._configurator.update(
-                self._kind, _known(self._kind, name), patch, expected=expected, who=caller.name, why=why, told=wrong
+                self._kind, known(self._kind, name), patch, expected=expected, who=caller.name, why=why, told=wrong
             )
         _show(resp, changed)
 
@@ -108,23 +108,24 @@ class Object:
         with _told(self._kind):
             removed = self._configurator.delete(
                 self._kind,
-                _known(self._kind, name),
+                known(self._kind, name),
                 expected=_expected(req, {})[0],
                 who=caller.name,
                 why=why,
                 unfinished=unfinished,
             )
-        self._forget(removed)
+        forget(self._queues, removed)
         resp.data = json.dumps(
             {"name": name, "removed": True, "cancelled": len(removed.cancelled), "requested": removed.requested}
         ).encode()
 
-    def _forget(self, removed: Removed) -> None:
-        """Take what was cancelled out of the queues; should that fail, the claim refuses it later."""
-        try:
-            self._queues.forget(DELIVER, [delivery_key(ref) for ref in removed.cancelled])
-        except BrokerUnavailable as e:
-            _log.warning("cancel.not_forgotten", reason=str(e), keys=len(removed.cancelled))
+
+def forget(queues: Queues, removed: Removed) -> None:
+    """Take what was cancelled by a removal out of the queues; should that fail, the claim refuses it later."""
+    try:
+        queues.forget(DELIVER, [delivery_key(ref) for ref in removed.cancelled])
+    except BrokerUnavailable as e:
+        _log.warning("cancel.not_forgotten", reason=str(e), keys=len(removed.cancelled))
 
 
 _REMOVAL: Final = {"unfinished": query.choice("refuse", "cancel"), "reason": bodies.reason}
@@ -147,8 +148,12 @@ def _told(kind: Kind) -> Iterator[None]:
         raise problems.invalid([FieldError(p.field or "body", p.detail) for p in e.problems]) from None
 
 
-def _known(kind: Kind, name: str) -> str:
-    """`name`, if it can be one at all."""
+def known(kind: Kind, name: str) -> str:
+    """`name`, if it can be one at all.
+
+    Raises:
+        NotThere: nothing can be called so.
+    """
     if not bodies.NAME.fullmatch(name):
         raise NotThere(f"there is no {kind} {name[:64]!a}")
     return name
