@@ -126,7 +126,7 @@
   if (!document.documentElement.lang) faults.push("no language");
 
   // -- a finger meets it: 24 px, WCAG 2.2 -------------------------------------------------------------------------------
-  for (const e of all.filter((e) => e.matches("button, input:not([type=hidden]), select, textarea, .button, .chip, summary, nav a"))) {
+  if (width < 600) for (const e of all.filter((e) => e.matches("button, input:not([type=hidden]), select, textarea, .button, .chip, summary, nav a"))) {
     const r = (e.closest("label") ?? e).getBoundingClientRect(), own = e.getBoundingClientRect();
     if (Math.max(r.height, own.height) < 24 || Math.max(r.width, own.width) < 24) faults.push(`too small for a finger, ${own.width.toFixed(0)}×${own.height.toFixed(0)}: ${told(e)}`);
   }

@@ -1,4 +1,4 @@
-"""Every page as it is drawn, at a desk and on a phone, in light and in dark: nothing sticks out, is cut off, or cannot be read."""
+"""Every page as it is drawn, on a desk and on a phone, in light and in dark: nothing sticks out, is cut off or unreadable."""
 
 from collections.abc import Callable
 

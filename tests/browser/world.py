@@ -149,7 +149,8 @@ class World:
             )
             accepted = "(2400 * f * (1 + 0.3 * sin(n / 9.0)))::integer"
             self._conn.execute(
-                f"INSERT INTO rollup_source (span, bucket, source, accepted) SELECT '{span}', {begun}, 'shop', {accepted} {some}".encode()
+                "INSERT INTO rollup_source (span, bucket, source, accepted)"
+                f" SELECT '{span}', {begun}, 'shop', {accepted} {some}".encode()
             )
         self._conn.execute(
             "INSERT INTO reconcile_run (duration_s, holder, counts) VALUES (0.1, 'w', '{\"missing\": 1204, \"stray\": 0}')"
