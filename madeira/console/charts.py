@@ -34,7 +34,10 @@ RANGES: Final = {
 }
 
 #: Where the plot stands in a drawing of 480 by 150.
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 472.0, 10.0, 124.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 472.0, 10.0, 124.0
+
+#: Room at the end of the axis of time that a label needs; one that would stick out is left away.
+_LABEL: Final = 20.0
 
 #: Rows of the table.
 _ROWS: Final = 12
@@ -124,6 +127,8 @@ class Charts:
     drawn: Sequence[Chart]
     #: Labels of the axis of time: place and text.
     times: Sequence[tuple[float, str]]
+    #: Where the plot begins.
+    left: float
     #: How wide a point is.
     width: float
     #: The rows of the table, and how long each is.
@@ -144,8 +149,9 @@ def draw(points: Sequence[Point], shown: Shown) -> Charts:
         [
             (places.x(n), cell.at.astimezone(UTC).strftime(shown.label))
             for n, cell in enumerate(cells)
-            if _is_round(cell.at, shown.label_s)
+            if _is_round(cell.at, shown.label_s) and places.x(n) <= RIGHT - _LABEL
         ],
+        LEFT,
         round(places.width, 1),
         [[places.when(cell), *_row(cell)] for cell in merged],
         words.span(merged[0].seconds) if merged else "",

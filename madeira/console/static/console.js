@@ -93,6 +93,20 @@
     setTimeout(() => { button.textContent = "copy"; }, 1500);
   });
 
+  // -- narrow windows --------------------------------------------------------------------------------------------------
+  // Where there is no room for a table its rows stand one below the other, and each cell says the heading of its column.
+  function addLabels(within) {
+    const tables = within.matches?.("tr") ? [within.closest("table")] : all(".wide table", within);
+    if (within.matches?.(".wide table, .wide tbody")) tables.push(within.closest("table"));
+    for (const table of tables) {
+      const names = all("thead th", table).map((th) => (th.querySelector(".unseen") ? "" : th.textContent.trim()));
+      for (const row of all("tbody tr", table)) {
+        [...row.cells].forEach((cell, n) => { if (n && names[n]) cell.dataset.label = names[n]; });
+      }
+      table.closest(".wide").classList.toggle("stacks", !table.closest(".figures"));
+    }
+  }
+
   // -- refreshing ----------------------------------------------------------------------------------------------------
   // A marked part is replaced by the one of the same id in a page that was fetched anew, unless somebody is at it: has the
   // focus in it, or text of it selected. What is above the window keeps its place by itself: browsers anchor what one reads.
@@ -105,8 +119,9 @@
     const copy = el.cloneNode(true);
     all("button.copy", copy).forEach((b) => { b.previousSibling?.nodeType === 3 && b.previousSibling.remove(); b.remove(); });
     all("details[open]", copy).forEach((d) => d.removeAttribute("open"));
-    for (const row of [copy, ...all(".here, .chosen", copy)]) {
-      row.classList.remove("here", "chosen");
+    all("[data-label]", copy).forEach((cell) => cell.removeAttribute("data-label"));
+    for (const row of [copy, ...all(".here, .chosen, .stacks", copy)]) {
+      row.classList.remove("here", "chosen", "stacks");
       if (!row.classList.length) row.removeAttribute("class");
     }
     return copy.outerHTML;
@@ -128,6 +143,7 @@
     }
     old.replaceWith(node);
     addCopying(node);
+    addLabels(node);
     const again = row ? document.getElementById(row) : rowsOf(node)[at];
     again?.classList.add("here");
     if (focused) all("a", node).find((a) => a.getAttribute("href") === focused)?.focus({ preventScroll: true });
@@ -161,6 +177,7 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     addCopying(document);
+    addLabels(document);
     document.getElementById("tick-all")?.removeAttribute("hidden");
     count();
     if (document.querySelector("[data-live]")) setTimeout(always, EVERY_MS);
