@@ -183,7 +183,8 @@ def test_an_index_whose_building_was_broken_off_is_built_anew(things: tuple[str,
     files_of(
         folder,
         m0002_index__concurrently="CREATE UNIQUE INDEX CONCURRENTLY thing_n ON thing (n);\n"
-        "CREATE INDEX CONCURRENTLY thing_whole ON thing (n);\nDROP INDEX CONCURRENTLY thing_old; DROP INDEX CONCURRENTLY nothing;",
+        "CREATE INDEX CONCURRENTLY thing_whole ON thing (n);\n"
+        "DROP INDEX CONCURRENTLY thing_old; DROP INDEX CONCURRENTLY nothing;",
     )
     with psycopg.connect(url, autocommit=True) as c:
         c.execute("CREATE INDEX thing_whole ON thing (n)")
@@ -211,7 +212,7 @@ def test_what_is_built_concurrently_is_an_index_and_nothing_else(things: tuple[s
 # -- the rule for migrations of released versions -------------------------------------------------------------------
 
 #: The last migration of the first release. Those up to it are applied to tables that are empty.
-FIRST_RELEASE = "0007"
+FIRST_RELEASE = "0008"
 
 #: What would stop the service while it is done, or the version that still runs, with what to do instead.
 FORBIDDEN = {
@@ -287,7 +288,7 @@ def test_tables_that_are_behind_or_too_far_ahead_are_told_by_whoever_connects(
         newest = schema.known()[-1]
         c.execute("DELETE FROM schema_migration WHERE name = %s", [newest])
         assert database.trouble() == f"the tables are older than this version (not applied: {newest}): run `madeira migrate`"
-        with pytest.raises(StoreUnavailable, match="^the tables are older"):
+        with pytest.raises(StoreUnavailable, match=r"^the tables are older"):
             database.connect()
         c.execute("INSERT INTO schema_migration (name) VALUES (%s)", [newest])
         assert database.trouble() is None
