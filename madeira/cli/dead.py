@@ -151,7 +151,7 @@ def _print_groups(found: Groups, as_json: bool) -> None:
         if not _print_rows(_GROUPS, rows):
             click.echo("no dead letters", err=True)
     if not found.complete:
-        click.echo(f"counted are the latest {dead_letters.COUNTED} only; narrow it by a filter", err=True)
+        click.echo(f"counted are those among the latest {found.among} only; narrow it by a filter", err=True)
 
 
 def _print_rows(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> bool:

@@ -74,7 +74,9 @@ class DeadLettersPage(Page):
 
 def _matching(groups: Groups) -> str:
     """How many match, in words."""
-    return f"{groups.counted:,}" if groups.complete else f"more than {groups.counted:,}"
+    if groups.complete:
+        return f"{groups.counted:,}"
+    return f"more than {groups.counted:,}" if groups.counted else f"none of the latest {groups.among:,}"
 
 
 def _with_link(group: Mapping[str, Any], asked: Asked) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from madeira.store.selection import Selection, conditions
 #: Dead letters that one page looks at.
 LOOK: Final = 10_000
 
-#: Dead letters that are counted by groups.
+#: Dead letters that are counted by groups, and if each has to be met with its event for it.
 COUNTED: Final = 100_000
+COUNTED_WITH_EVENT: Final = 20_000
 
 #: What is shown of each.
 _COLUMNS: Final = """
@@ -88,6 +89,8 @@ class Groups:
     groups: list[dict[str, Any]]
     #: How many were counted: the latest of those that match.
     counted: int
+    #: Among how many of the latest.
+    among: int
     #: Whether these are all that match.
     complete: bool
 
@@ -148,16 +151,17 @@ def _add_failures(conn: psycopg.Connection[Any], items: list[dict[str, Any]]) ->
 
 
 def groups(conn: psycopg.Connection[Any], selection: Selection, *, limit: int) -> Groups:
-    """The `limit` largest groups of the dead letters that are selected; only the latest `COUNTED` of these are looked at.
+    """The `limit` largest groups of the dead letters that are selected; only so many of the latest are looked at.
 
     A group has ``endpoint``, ``error_code``, ``count``, ``first_died_at``, ``last_died_at``, and of one of its letters, its
     ``example`` (the id), ``failure_class`` and ``last_error``.
     """
     walk, params = _walk(selection)
     wanted, more = conditions(selection)
-    params |= more | {"limit": limit, "look": COUNTED}
-    columns = ", ".join(f"d.{name}" for name in (_READ if wanted else _IN_INDEX))
     of_event = any("e." in condition for condition in wanted)
+    among = COUNTED_WITH_EVENT if of_event else COUNTED
+    params |= more | {"limit": limit, "look": among}
+    columns = ", ".join(f"d.{name}" for name in (_READ if wanted else _IN_INDEX))
     # Those that are met and not wanted are counted too: so it is known whether the walk came to its end.
     statement = f"""
         SELECT endpoint, last_error_code AS error_code, count(*) FILTER (WHERE wanted) AS count, count(*) AS met,
@@ -175,7 +179,7 @@ def groups(conn: psycopg.Connection[Any], selection: Selection, *, limit: int) -
         found = [group for group in found if group["count"]]
         found.sort(key=lambda group: (-group["count"], group["endpoint"], group["error_code"] or ""))
         _add_examples(conn, found[:limit])
-    return Groups(found[:limit], sum(group["count"] for group in found), complete=met < COUNTED)
+    return Groups(found[:limit], sum(group["count"] for group in found), among, complete=met < among)
 
 
 def _add_examples(conn: psycopg.Connection[Any], found: list[dict[str, Any]]) -> None:

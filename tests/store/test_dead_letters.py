@@ -182,9 +182,10 @@ def test_groups_count_what_the_list_holds(cast: Connection, selection: Selection
 
 def test_groups_count_a_bounded_number_of_the_latest_and_say_so(cast: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "COUNTED", 3)
+    monkeypatch.setattr(dead_letters, "COUNTED_WITH_EVENT", 2)
     found = dead_letters.groups(cast, Selection(), limit=50)
     assert ([g["count"] for g in found.groups], found.counted, found.complete) == ([2, 1], 3, False)
-    assert dead_letters.groups(cast, Selection(source="nobody"), limit=50) == dead_letters.Groups([], 0, complete=False)
+    assert dead_letters.groups(cast, Selection(source="nobody"), limit=50) == dead_letters.Groups([], 0, 2, complete=False)
     assert dead_letters.groups(cast, Selection(endpoint="a"), limit=50).complete
 
 
