@@ -1,6 +1,7 @@
 """`madeira doctor` names each fault and its remedy; each is made first, in the servers where that is possible."""
 
 import socket
+import threading
 import time
 import uuid
 from collections import namedtuple
@@ -144,8 +145,13 @@ def test_a_host_without_an_address_and_one_that_is_denied_are_told(conn: Connect
 def test_a_resolver_that_hangs_holds_nothing_up(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_system, "_LOOKUP_S", 0.05)
     configuration.insert(conn, "endpoint", {"slow": {"url": "http://slow.example/"}})
-    released = running_system.threading.Event()
-    found = only(running_system.addresses(configuration.read(conn), OPEN, lookup=lambda *_, **__: released.wait(60)))
+    released = threading.Event()
+
+    def hangs(*_: object, **__: object) -> list[Any]:
+        released.wait(60)
+        return []
+
+    found = only(running_system.addresses(configuration.read(conn), OPEN, lookup=hangs))
     released.set()
     assert "no answer within 0.05 s" in found.text
 
