@@ -70,7 +70,8 @@ def listen(
 ) -> None:
     """Receive calls, verify their signatures and print them; with --json as one object a line.
 
-    To see what becomes of an endpoint that misbehaves: shares are from 0 to 1, and counted, so that 0.25 is one of every four calls.
+    To see what becomes of an endpoint that misbehaves: shares are from 0 to 1, and counted, so that 0.25 is one of every four
+    calls.
     """
     if fail + hang + drop > 1:
         raise click.UsageError("--fail, --hang and --drop must not be more than 1 together")
