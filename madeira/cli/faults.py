@@ -1,6 +1,7 @@
 """How `madeira listen` misbehaves when it is told to: slow, failing, silent, cutting the line, refusing connections.
 
-Which calls are met is counted, not drawn: of a share of 0.25 it is one of every four calls. So what one has set can be seen at once.
+Which calls are met is counted, not drawn: of a share of 0.25 it is one of every four calls. So what
+one has set can be seen at once.
 """
 
 import threading
