@@ -1,5 +1,6 @@
 """`madeira apply` and `madeira export`: sources, endpoints and routes from a file, and back into one."""
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -50,10 +51,18 @@ def apply(file: Path, dry_run: bool, prune: bool, replace_secrets: bool, reason:
 
 
 @click.command()
-def export() -> None:
-    """Print sources, endpoints and routes as a file that `apply` takes back; secrets stay sealed."""
+@json_option
+def export(as_json: bool) -> None:
+    """Print sources, endpoints and routes as a file that `apply` takes back; secrets stay sealed.
+
+    The JSON says the same, and `apply` does not take it.
+    """
     with configurator(load()) as found:
-        click.echo(found.export(), nl=False)
+        text = found.export()
+    if as_json:
+        print_json(tomllib.loads(text))
+    else:
+        click.echo(text, nl=False)
 
 
 def read(file: Path) -> str:

@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import click
 import psycopg
 import redis
 
 from madeira import __version__
-from madeira.broker.queues import connect
+from madeira.broker.queues import Queues, connect
+from madeira.cli import running_system
 from madeira.cli.common import configure_log, database, json_option, load, print_json
+from madeira.cli.findings import Finding, Level
 from madeira.cli.running import DataFolder
+from madeira.egress import Egress
 from madeira.errors import MadeiraError
 from madeira.routing.fields import KINDS
 from madeira.routing.follow import rules_of
@@ -35,22 +38,11 @@ _TIMEOUT_S: Final = 3.0
 
 _PACKAGES: Final = ("dramatiq", "periodiq", "falcon", "gunicorn", "httpx", "psycopg", "redis", "prometheus-client")
 
-Level = Literal["ok", "warning", "error"]
-
 _SIGNS: Final[dict[Level, tuple[str, str]]] = {
     "ok": ("ok     ", "green"),
     "warning": ("WARNING", "yellow"),
     "error": ("ERROR  ", "red"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    level: Level
-    what: str
-    text: str
 
 
 @click.command()
@@ -79,6 +71,9 @@ def _examine() -> Iterator[Finding]:
     yield from _settings(values)
     yield from _guarded("postgres", lambda: _postgres(values))
     yield from _guarded("redis", lambda: _redis(values))
+    yield from _guarded("clocks", lambda: running_system.clocks(_clocks(values)))
+    if not values.database_url or DataFolder(values.data_dir).running() is not None:
+        yield from running_system.disk(values.data_dir)
 
 
 def _versions() -> Iterator[str]:
@@ -102,11 +97,19 @@ def _settings(values: Settings) -> Iterator[Finding]:
         yield Finding("warning", "leases", f"MADEIRA_LEASE_MARGIN_S={values.lease_margin_s:g} is for tests; in earnest it is 30")
 
 
+#: What to do when something cannot be examined at all.
+_REMEDIES: Final = {
+    "postgres": "see that the server runs and that MADEIRA_DATABASE_URL names it, with its user, password and database",
+    "redis": "see that the server runs and that MADEIRA_REDIS_URL names it, with its password",
+    "clocks": "mend what is told above first",
+}
+
+
 def _guarded(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from look()
     except (psycopg.Error, redis.RedisError, MadeiraError, OSError) as e:
-        yield Finding("error", what, f"cannot be examined: {str(e).strip()}")
+        yield Finding("error", what, f"cannot be examined: {' '.join(str(e).split())}; {_REMEDIES[what]}")
 
 
 def _postgres(values: Settings) -> Iterator[Finding]:
@@ -126,6 +129,11 @@ def _postgres(values: Settings) -> Iterator[Finding]:
         with database(values) as db, db.connection() as pooled:
             yield from _configuration(values, configuration.read(pooled))
             yield from _administrator(values, pooled)
+            yield from running_system.held(pooled)
+            yield from running_system.connections(pooled)
+            yield from running_system.scheduler(pooled)
+            egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
+            yield from running_system.addresses(configuration.read(pooled), egress)
 
 
 def _configuration(values: Settings, found: Snapshot) -> Iterator[Finding]:
@@ -191,8 +199,34 @@ def _redis(values: Settings) -> Iterator[Finding]:
             yield Finding("warning", "redis persistence", text)
         if info.get("role") not in ("master", None):
             yield Finding("error", "redis role", f"this server is a {info.get('role')} and takes no writes; name the master")
+        queues = Queues(redis_url=values.redis_url, namespace=values.namespace)
+        try:
+            yield from running_system.workers(queues)
+        finally:
+            queues.close()
     finally:
         client.close()
+
+
+def _clocks(values: Settings) -> dict[str, float]:
+    """By how many seconds the clocks of the servers that answer are ahead of ours."""
+    ahead = {}
+    if values.database_url:
+        try:
+            with psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
+                ahead["Postgres"] = running_system.clock_of_postgres(conn)
+        except psycopg.Error:
+            # That it cannot be reached is told already.
+            ahead.pop("Postgres", None)
+    if values.redis_url:
+        queues = Queues(redis_url=values.redis_url, namespace=values.namespace)
+        try:
+            ahead["Redis"] = running_system.clock_of_redis(queues)
+        except (redis.RedisError, OSError):
+            ahead.pop("Redis", None)
+        finally:
+            queues.close()
+    return ahead
 
 
 def _redis_version(info: dict[str, Any]) -> Finding:

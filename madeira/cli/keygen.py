@@ -8,13 +8,18 @@ from madeira.cli.common import configurator, json_option, load, person, print_js
 
 
 @click.command()
-def keygen() -> None:
+@json_option
+def keygen(as_json: bool) -> None:
     """Make a key for MADEIRA_SECRET_KEY.
 
     To change keys put the new one in front of the old one (new,old) in every process, start them anew, run `madeira reencrypt`,
     and then take the old one away.
     """
-    click.echo(sealing.generate())
+    key = sealing.generate()
+    if as_json:
+        print_json({"key": key})
+    else:
+        click.echo(key)
 
 
 @click.command()

@@ -4,7 +4,9 @@ It checks signatures with the published package `standardwebhooks`, as a receive
 """
 
 import json
+import socket
 import threading
+import time
 from collections import Counter
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,8 @@ from typing import Any, Final
 import click
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from madeira.cli.common import json_option
+from madeira.cli.faults import Faults
 from madeira.delivery.signing import standard_key
 from madeira.settings import secret_reference
 
@@ -26,6 +30,11 @@ _MAX_BODY: Final = 16 * 1024 * 1024
 _SHAKY: Final = 2
 
 
+#: A share of the calls, and a time.
+_SHARE: Final = click.FloatRange(0, 1)
+_SECONDS: Final = click.FloatRange(0, 3600)
+
+
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8900, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on; 0: any.")
@@ -37,23 +46,60 @@ _SHAKY: Final = 2
 @click.option("--status", default=200, show_default=True, type=click.IntRange(100, 599), help="Status to answer with.")
 @click.option("--body", default='{"success": true}', show_default=True, help="Body to answer with.")
 @click.option("--sample", is_flag=True, help="Answer by the event type, as `madeira up --demo` needs it.")
-def listen(host: str, port: int, secret: tuple[str, ...], status: int, body: str, sample: bool) -> None:
-    """Receive calls, verify their signatures and print them."""
+@click.option("--slow", default=0.0, type=_SECONDS, metavar="SECONDS", help="Wait before each answer.")
+@click.option("--fail", default=0.0, type=_SHARE, metavar="SHARE", help="Answer this share of the calls with a failure.")
+@click.option("--fail-status", default=503, show_default=True, type=click.IntRange(100, 599), help="Status of such a failure.")
+@click.option("--hang", default=0.0, type=_SHARE, metavar="SHARE", help="Never answer this share of the calls.")
+@click.option("--drop", default=0.0, type=_SHARE, metavar="SHARE", help="Cut this share of the calls off without an answer.")
+@click.option("--refuse", default=0.0, type=_SECONDS, metavar="SECONDS", help="Refuse connections for so long at first.")
+@json_option
+def listen(
+    host: str,
+    port: int,
+    secret: tuple[str, ...],
+    status: int,
+    body: str,
+    sample: bool,
+    slow: float,
+    fail: float,
+    fail_status: int,
+    hang: float,
+    drop: float,
+    refuse: float,
+    as_json: bool,
+) -> None:
+    """Receive calls, verify their signatures and print them; with --json as one object a line.
+
+    To see what becomes of an endpoint that misbehaves: shares are from 0 to 1, and counted, so that 0.25 is one of every four
+    calls.
+    """
+    if fail + hang + drop > 1:
+        raise click.UsageError("--fail, --hang and --drop must not be more than 1 together")
+    faults = Faults(fail=fail, hang=hang, drop=drop, slow_s=slow, refuse_s=refuse)
     answers = SampleAnswers() if sample else FixedAnswer(status, body.encode())
     verifiers = [_verifier(s) for s in secret]
     try:
-        server = Receiver((host, port), verifiers=verifiers, answers=answers)
+        server = Receiver(
+            (host, port), verifiers=verifiers, answers=answers, faults=faults, fail_status=fail_status, as_json=as_json
+        )
     except (OSError, UnicodeError) as e:
         reason = getattr(e, "strerror", None) or "the host is no possible name"
         raise click.ClickException(
             f"cannot listen on {one_line(host)} port {port}: {reason}; choose another --port (0: any free one) or --host"
         ) from None
-    click.echo(f"listening on http://{host}:{server.server_port}/")
+    url = f"http://{host}:{server.server_port}/"
+    _say(as_json, {"listening": url, "refuses_s": refuse}, f"listening on {url}{f', in {refuse:g} s' if refuse else ''}")
     with server:
         try:
+            time.sleep(refuse)
+            server.server_activate()
             server.serve_forever()
         except KeyboardInterrupt:
-            click.echo("stopped")
+            _say(as_json, {"stopped": True}, "stopped")
+
+
+def _say(as_json: bool, document: dict[str, Any], text: str) -> None:
+    click.echo(json.dumps(document) if as_json else text)
 
 
 class FixedAnswer:
@@ -91,6 +137,9 @@ class SampleAnswers:
             return self._calls[delivery]
 
 
+#: What is said of a signature, as a program reads it.
+_SIGNATURES: Final = {"signature good": "good", "SIGNATURE WRONG": "wrong", "not verified": "not verified"}
+
 Answers = FixedAnswer | SampleAnswers
 
 
@@ -99,10 +148,28 @@ class Receiver(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], *, verifiers: list[Webhook], answers: Answers) -> None:
-        super().__init__(address, _Call)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        verifiers: list[Webhook],
+        answers: Answers,
+        faults: Faults | None = None,
+        fail_status: int = 503,
+        as_json: bool = False,
+    ) -> None:
+        # Bound only: until it is activated, connections are refused.
+        super().__init__(address, _Call, bind_and_activate=False)
         self.verifiers = verifiers
         self.answers = answers
+        self.faults = faults or Faults()
+        self.fail_status = fail_status
+        self.as_json = as_json
+        try:
+            self.server_bind()
+        except BaseException:
+            self.server_close()
+            raise
 
     def verify(self, body: bytes, headers: dict[str, str]) -> str:
         """What is to be said about the signature."""
@@ -130,9 +197,29 @@ class _Call(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(length)
         verified = self.server.verify(body, {k.lower(): v for k, v in self.headers.items()})
+        fault = self.server.faults.meet()
         status, answer = self._judge(body, verified)
-        self._tell(body, verified, status)
+        if fault == "fail":
+            status, answer = self.server.fail_status, b'{"error": "as asked for"}'
+        self._tell(body, verified, None if fault in ("hang", "drop") else status, fault)
+        if fault == "drop":
+            self._cut()
+            return
+        if fault == "hang":
+            # Until whoever called has had enough.
+            self.rfile.read(1)
+            self._cut()
+            return
+        time.sleep(self.server.faults.slow_s)
         self._answer(status, answer)
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        try:
+            self.connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # It is gone already.
+            return
 
     do_PUT = do_PATCH = do_POST
 
@@ -145,11 +232,27 @@ class _Call(BaseHTTPRequestHandler):
             event = None
         return self.server.answers(event if isinstance(event, dict) else {}, self.headers.get("webhook-id", ""))
 
-    def _tell(self, body: bytes, verified: str, status: int) -> None:
-        time = datetime.now().astimezone().strftime("%H:%M:%S.%f")[:-3]
+    def _tell(self, body: bytes, verified: str, status: int | None, fault: str | None) -> None:
+        now = datetime.now().astimezone()
         attempt = self.headers.get("X-Madeira-Attempt", "?")
+        if self.server.as_json:
+            told = {
+                "at": now.isoformat(),
+                "method": self.command,
+                "path": self.path,
+                "webhook_id": self.headers.get("webhook-id"),
+                "attempt": int(attempt) if attempt.isascii() and attempt.isdigit() else None,
+                "signature": _SIGNATURES[verified],
+                "answered": status,
+                "fault": fault,
+                "body": body.decode("utf-8", "replace"),
+            }
+            click.echo(json.dumps(told))
+            return
         shown = body[:_SHOWN].decode("utf-8", "replace") + ("…" if len(body) > _SHOWN else "")
-        click.echo(f"{time} {self.command} {self.path} attempt {attempt}, {verified}, answered {status}: {one_line(shown)}")
+        answered = f"answered {status}" if status is not None else {"hang": "never answered", "drop": "cut off"}[fault or ""]
+        said = f"{now:%H:%M:%S}.{now.microsecond // 1000:03} {self.command} {self.path} attempt {attempt}, {verified}"
+        click.echo(f"{said}, {answered}: {one_line(shown)}")
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -12,6 +12,7 @@ import redis
 from madeira import __version__
 from madeira.cli.apply import apply, export
 from madeira.cli.cancel import cancel
+from madeira.cli.completion import completion
 from madeira.cli.dead import dead
 from madeira.cli.doctor import doctor
 from madeira.cli.dry_run import dry_run
@@ -70,6 +71,8 @@ def main() -> None:
 
     `madeira up` starts everything. The other commands find a running `up` by its data folder (MADEIRA_DATA_DIR), or use the
     servers that MADEIRA_DATABASE_URL and MADEIRA_REDIS_URL name.
+
+    Exit codes: 0 done; 1 not done, or what was looked at is not as it should be; 2 the command was not understood.
     """
 
 
@@ -98,5 +101,6 @@ for command in (
     endpoints,
     dry_run,
     doctor,
+    completion,
 ):
     main.add_command(command)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import click
 from madeira import metrics_files, settings
 from madeira.cli import common, demo
 from madeira.cli.apply import read, told
-from madeira.cli.common import url_of
+from madeira.cli.common import json_option, url_of
 from madeira.cli.output import Output
 from madeira.cli.running import DataFolder, Note
 from madeira.cli.supervisor import Program, Server, Supervisor
@@ -33,13 +34,15 @@ _STOP_S: Final = 40.0
 
 @click.command()
 @click.option("--demo", "with_demo", is_flag=True, help="Add a sample receiver and sample events, and show what happens.")
+@json_option
 @click.option("--started-at", type=float, hidden=True, help="Unix time at which the person began to wait.")
-def up(with_demo: bool, started_at: float | None) -> None:
+def up(with_demo: bool, as_json: bool, started_at: float | None) -> None:
     """Start everything, and stop it at Ctrl-C.
 
     Postgres and Valkey are started from Python packages unless MADEIRA_DATABASE_URL and MADEIRA_REDIS_URL name servers;
     then come the migrations, the file of MADEIRA_CONFIG, the API, the workers and the scheduler. What ends unexpectedly is
-    started again. SIGHUP starts the processes of the API and the workers anew, one after another.
+    started again. SIGHUP starts the processes of the API and the workers anew, one after another. With --json each line of
+    output is an object: who says it (`from`), and what (`text`).
     """
     values = settings.load()
     values = replace(values, data_dir=values.data_dir.resolve())
@@ -49,14 +52,14 @@ def up(with_demo: bool, started_at: float | None) -> None:
         demo.check(values)
         if not settings.is_set("MADEIRA_LOG_LEVEL"):
             values = replace(values, log_level="warning")
-    _Up(values, demo_started_at=(started_at or time.time()) if with_demo else None).run()
+    _Up(values, demo_started_at=(started_at or time.time()) if with_demo else None, as_json=as_json).run()
 
 
 class _Up:
-    def __init__(self, values: Settings, *, demo_started_at: float | None) -> None:
+    def __init__(self, values: Settings, *, demo_started_at: float | None, as_json: bool = False) -> None:
         self._values = values
         self._demo_started_at = demo_started_at
-        self._output = Output()
+        self._output = Output(as_json=as_json)
         self._folder = DataFolder(values.data_dir)
         self._embedded = not values.database_url
         self._show: demo.Show | None = None
@@ -100,9 +103,21 @@ class _Up:
             metrics_files.clear(folder)
         self._start_madeira()
         self._output.line("up", f"the API listens on {self._url}; stop with Ctrl-C")
+        self._tell_of_the_console()
         if self._demo_started_at is not None:
             self._show = demo.Show(self._values, self._url, self._output, self._demo_started_at)
             self._show.start()
+
+    def _tell_of_the_console(self) -> None:
+        """Where to look, and how to get in."""
+        if not self._values.secret_key:
+            text = f"the console at {self._url}/console needs MADEIRA_SECRET_KEY: `madeira keygen` makes one"
+            self._output.line("up", text)
+            return
+        self._output.line("up", f"the console is at {self._url}/console", bold=True)
+        own = "with the token in MADEIRA_ADMIN_TOKEN, or " if self._values.admin_token else ""
+        where = f"MADEIRA_DATA_DIR={shlex.quote(str(self._values.data_dir))} " if settings.is_set("MADEIRA_DATA_DIR") else ""
+        self._output.line("up", f"sign in {own}with one that `{where}madeira token create me --role admin` makes and prints")
 
     def _start_servers(self) -> None:
         if not self._values.database_url:

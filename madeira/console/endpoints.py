@@ -11,6 +11,7 @@ from madeira.api.admin import bodies, lanes
 from madeira.api.problems import Problem, unavailable
 from madeira.console import asking, changes, forms, trouble, words
 from madeira.console.house import House, Page, acting
+from madeira.console.sparks import Sparks
 from madeira.errors import IllegalTransition, NotThere
 from madeira.routing.config import CALLBACK, callback
 from madeira.states import Role
@@ -52,6 +53,10 @@ def add(app: "falcon.App[falcon.Request, falcon.Response]", house: House) -> Non
 class EndpointsPage(Page):
     """``/console/endpoints``."""
 
+    def __init__(self, house: House) -> None:
+        super().__init__(house)
+        self._sparks = Sparks()
+
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show them, by their trouble."""
         asked = asking.read(req, {"q": query.text, "skip": query.whole(0, 10**6)})
@@ -59,6 +64,7 @@ class EndpointsPage(Page):
         configured = house.configurator.list("endpoint")
         with house.database.connection() as connection:
             found, held = overview.read(connection), holding.states(connection)
+            sparks = self._sparks.read(connection)
         wanted = asked.values.get("q", "").lower()
         rows = [row for row in trouble.rows(configured, found, held=held, queues=house.queues) if wanted in row.name.lower()]
         skipped = asked.values.get("skip", 0)
@@ -69,6 +75,7 @@ class EndpointsPage(Page):
             "endpoints.html",
             title="Endpoints",
             rows=rows[skipped : skipped + PAGE],
+            sparks=sparks,
             count=len(rows),
             asked=asked,
             further=asked.address("endpoints", skip=following) if following else None,

@@ -74,6 +74,7 @@ class EventsPage(Page):
             newest=asked.address("events", before=None),
             follow=asked.address("events", before=None, follow=None if follows else "1"),
             statuses=list(EventStatus),
+            cancels=_cancels(asked),
         )
 
     def _named(self, asked: Asked) -> list[dict[str, Any]]:
@@ -106,3 +107,16 @@ def _shown(event: dict[str, Any]) -> dict[str, Any]:
         "more": max(0, len(deliveries) - _NAMED),
         "attempts": sum(delivery["attempt"] for delivery in deliveries),
     }
+
+
+#: Filters by which a job can choose, too.
+_OF_JOBS: Final = ("source", "endpoint", "event_type", "since", "until")
+
+
+def _cancels(asked: Asked) -> str | None:
+    """The preview of a cancel of everything unfinished that matches; None when a job cannot choose as the page does."""
+    others = {name for name in asked.given if name not in (*_OF_JOBS, "before", "follow")}
+    if others and (others != {"status"} or asked.given["status"] != EventStatus.DELIVERING or "endpoint" not in asked.given):
+        return None
+    filters = {name: asked.given[name] for name in _OF_JOBS if name in asked.given}
+    return words.address("jobs", "new", action="cancel", among="unfinished", **filters)

@@ -115,7 +115,7 @@ def _asked(form: Mapping[str, str]) -> NewJob:
     except ValueError:
         raise invalid([FieldError("filter", "cannot be read: load the preview again")]) from None
     if values["action"] == "cancel":
-        values["among"] = "dead"
+        values["among"] = form.get("among", "dead")
     if values["action"] == "replay":
         values["ordered"] = form.get("ordered") != "0"
     if form.get("rate", "").strip():
@@ -135,13 +135,21 @@ class NewPage(Page):
         if not session.may_act:
             raise problems.forbidden(session.role, Role.OPERATOR)
         ids = picking.ticked(req)
-        checks = {**picking.CHECKS, "action": query.choice(*api.ACTIONS), "ticked": asking.flag}
+        checks = {
+            **picking.CHECKS,
+            "action": query.choice(*api.ACTIONS),
+            "among": query.choice(*api.AMONG),
+            "ticked": asking.flag,
+        }
         asked = asking.read(req, checks)
         if "ticked" in asked.values and not ids:
             raise invalid([FieldError("id", "is missing: tick at least one row, or take all that match")])
         if "action" not in asked.values:
             raise invalid([FieldError("action", f"is missing in the address: one of {', '.join(api.ACTIONS)}")])
-        job = NewJob(action=asked.values["action"], selection=picking.wanted(asked.values, ids), reason="")
+        action, among = asked.values["action"], asked.values.get("among", "dead")
+        if among != "dead" and action != "cancel":
+            raise invalid([FieldError("among", f"is for a cancel; a {action} is about what is dead")])
+        job = NewJob(action=action, selection=picking.wanted(asked.values, ids), reason="", among=among)
         with self.house.database.connection() as connection:
             found = store.preview(connection, job)
             skips = store.skips(connection, job, found)
@@ -150,16 +158,20 @@ class NewPage(Page):
             req,
             resp,
             "job_new.html",
-            title=f"{job.action.title()} {words.plural(found.total, _noun(job.action))}?",
+            title=f"{job.action.title()} {words.plural(found.total, *_noun(job))}?",
             action=job.action,
             filter=json.dumps(document),
-            told=picking.told(document),
+            told=picking.told(document, among=among),
+            among=among,
             found=found,
             skips=_reasons(skips),
             left=found.total - sum(skips.values()),
             paces=self._paces([endpoint for kind, endpoint in found.parts if kind == "dead"]),
             key=f"console-{secrets.token_urlsafe(16)}",
-            back=words.address("dead-letters", **{name: asked.given[name] for name in picking.CHECKS if name in asked.given}),
+            back=words.address(
+                "dead-letters" if among == "dead" else "events",
+                **{name: asked.given[name] for name in picking.CHECKS if name in asked.given},
+            ),
         )
 
     def _paces(self, endpoints: Sequence[str]) -> list[str]:
@@ -175,8 +187,10 @@ class NewPage(Page):
         return told + [f"and {words.plural(len(endpoints) - _PACES, 'more endpoint')}"] * (len(endpoints) > _PACES)
 
 
-def _noun(action: str) -> str:
-    return "event" if action == "reroute" else "dead letter"
+def _noun(job: NewJob) -> tuple[str, str]:
+    if job.action == "reroute":
+        return "event", "events"
+    return ("dead letter", "dead letters") if job.among == "dead" else ("unfinished delivery", "unfinished deliveries")
 
 
 class JobPage(Page):
@@ -245,7 +259,7 @@ def _told(job: Mapping[str, Any]) -> dict[str, Any]:
     goes_on = job["state"] == JobState.RUNNING and pace and left
     return {
         **job,
-        "told": picking.told(job["filter"]),
+        "told": picking.told(job["filter"], among=job["among"]),
         "over": over,
         "share": _share(over, job["total"]),
         "bar": _bar(job),

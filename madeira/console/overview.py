@@ -1,5 +1,6 @@
 """Is anything wrong? One sentence, then charts, the endpoints by their trouble, what is dead, and how Madeira itself does."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -10,9 +11,11 @@ from madeira.api import query
 from madeira.broker.queues import Queues
 from madeira.console import asking, charts, lately, trouble, words
 from madeira.console.house import House, Page
+from madeira.console.sparks import Sparks
 from madeira.console.trouble import Row
 from madeira.errors import BrokerUnavailable
-from madeira.store import holding, notices, reconcile, rollups
+from madeira.states import JobState
+from madeira.store import holding, jobs, notices, reconcile, rollups
 from madeira.store import overview as store
 from madeira.store.overview import Overview
 
@@ -59,6 +62,10 @@ def add(app: "falcon.App[falcon.Request, falcon.Response]", house: House) -> Non
 class OverviewPage(Page):
     """``/console``."""
 
+    def __init__(self, house: House) -> None:
+        super().__init__(house)
+        self._sparks = Sparks()
+
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show how everything is."""
         chosen = asking.read(req, {"range": query.choice(*charts.RANGES)}).values.get("range", "1h")
@@ -71,6 +78,8 @@ class OverviewPage(Page):
             runs = reconcile.last_runs(connection, 1)
             points = rollups.series(connection, shown.range) if draws else None
             told = notices.latest(connection, _NOTICES)
+            worked = jobs.lately(connection)
+            sparks = self._sparks.read(connection)
         rows = trouble.rows(configured, found, held=held, queues=house.queues)
         health = _health(runs, house.queues)
         house.show(
@@ -78,8 +87,9 @@ class OverviewPage(Page):
             resp,
             "overview.html",
             title="Overview",
-            sentences=sentences(found, rows, health),
+            sentences=sentences(found, rows, health, worked),
             rows=rows,
+            sparks=sparks,
             overview=found,
             health=health,
             drawn=None if points is None else charts.draw(points, shown),
@@ -107,10 +117,11 @@ def _health(runs: list[dict[str, Any]], queues: Queues) -> Health:
     return Health(workers, last, is_late=last is None or last["age_s"] > _LATE_S)
 
 
-def sentences(found: Overview, rows: list[Row], health: Health) -> list[list[Part]]:
-    """What is wrong, the worst first; when nothing is, that all is well."""
-    told = [*_of_madeira(found, health), *_of_endpoints(rows, found), *_of_the_dead(found)]
-    return told or [_all_well(found)]
+def sentences(found: Overview, rows: list[Row], health: Health, worked: Sequence[Mapping[str, Any]] = ()) -> list[list[Part]]:
+    """What is wrong, the worst first; when nothing is, that all is well; and which of the jobs `worked` go on."""
+    failed = [job for job in worked if job["state"] == JobState.FAILED]
+    told = [*_of_madeira(found, health), *_of_endpoints(rows, found), *_of_failed(failed), *_of_the_dead(found)]
+    return [*(told or [_all_well(found)]), *_of_jobs([job for job in worked if job["state"] != JobState.FAILED])]
 
 
 def _of_madeira(found: Overview, health: Health) -> list[list[Part]]:
@@ -140,6 +151,36 @@ def _of_endpoints(rows: list[Row], found: Overview) -> list[list[Part]]:
     why = f" ({words.lane(only.state) if only.is_configured else 'it is not configured'})" if only else ""
     since = min(row.since for row in held if row.since)
     return [[who, Part(f"{why} {verb} {more}{words.plural(count, 'delivery', 'deliveries')}{_oldest(since)}")]]
+
+
+def _of_failed(failed: Sequence[Mapping[str, Any]]) -> list[list[Part]]:
+    if not failed:
+        return []
+    if len(failed) > 1:
+        return [[Part(f"{len(failed)} jobs", words.address("jobs", state="failed")), Part(" have failed since yesterday.")]]
+    (job,) = failed
+    why = f": {words.cut(job['error'], 200)}" if job["error"] else ""
+    return [[Part(f"Job {job['id']}", words.address("jobs", str(job["id"]))), Part(f" ({job['action']}) has failed{why}.")]]
+
+
+def _of_jobs(under_way: Sequence[Mapping[str, Any]]) -> list[list[Part]]:
+    if not under_way:
+        return []
+    if len(under_way) > 1:
+        states = [JobState(job["state"]) for job in under_way]
+        told = [
+            f"{count} {'go on' if state is JobState.RUNNING else 'are paused'}"
+            if count > 1
+            else f"1 {'goes on' if state is JobState.RUNNING else 'is paused'}"
+            for state in (JobState.RUNNING, JobState.PAUSED)
+            if (count := states.count(state))
+        ]
+        return [[Part("Jobs", "/console/jobs"), Part(f": {' and '.join(told)}.")]]
+    (job,) = under_way
+    over = job["done"] + job["failed"] + job["skipped"]
+    what = f" ({job['action']}) {'goes on' if job['state'] == JobState.RUNNING else 'is paused'}"
+    link = Part(f"Job {job['id']}", words.address("jobs", str(job["id"])))
+    return [[link, Part(f"{what}: {words.number(over)} of {words.number(job['total'])} are through.")]]
 
 
 def _of_the_dead(found: Overview) -> list[list[Part]]:

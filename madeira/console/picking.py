@@ -52,9 +52,10 @@ def wanted(values: Mapping[str, Any], ids: tuple[int, ...] = ()) -> Selection:
     return Selection(**filters, delivery_ids=ids or None)
 
 
-def told(document: Mapping[str, Any]) -> str:
+def told(document: Mapping[str, Any], *, among: str = "dead") -> str:
     """A filter as a person says it; `document` is the one that is kept with a job."""
-    parts = [f"{NAMES[name]} {document[name]}" for name in NAMES if name in document]
+    names = NAMES if among == "dead" else {**NAMES, "since": "made since", "until": "made until"}
+    parts = [f"{names[name]} {document[name]}" for name in names if name in document]
     for name, one, many in (("delivery_ids", "dead letter", "dead letters"), ("event_ids", "event", "events")):
         if name in document:
             parts.append(f"{words.plural(len(document[name]), one, many)} by id")

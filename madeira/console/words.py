@@ -112,6 +112,12 @@ def lane(state: str) -> str:
     return _LANES.get(state, state)
 
 
+def percent(part: int, whole: int) -> str:
+    """A part of a whole, to a tenth; 100 only when it is all of it, and 0 only when it is nothing."""
+    tenths = min(999, max(1, 1000 * part // whole)) if 0 < part < whole else 1000 * (part > 0)
+    return f"{tenths / 10:g} %"
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """A number and its noun."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

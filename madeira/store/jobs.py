@@ -67,6 +67,17 @@ _RUNNABLE: Final = """
     ORDER BY id
 """
 
+#: Jobs that have not ended, the latest first; and those that failed, among the latest.
+_UNDER_WAY: Final = f"""
+    SELECT {_COLUMNS} FROM job WHERE finished_at IS NULL AND state IN ('running', 'paused') ORDER BY id DESC LIMIT %(limit)s
+"""  # noqa: S608
+_FAILED: Final = f"""
+    SELECT {_COLUMNS} FROM job
+    WHERE id > (SELECT coalesce(max(id), 0) FROM job) - 100 AND state = 'failed'
+          AND updated_at > now() - %(days)s * interval '1 day'
+    ORDER BY id DESC LIMIT %(limit)s
+"""  # noqa: S608
+
 #: Whether there is something to do, and nobody who does it.
 _IS_STRANDED: Final = """
     SELECT EXISTS (SELECT FROM job WHERE finished_at IS NULL
@@ -195,6 +206,13 @@ def page(
     params = {"limit": limit, "before": 2**63 - 1 if before is None else before, "state": state, "action": action}
     with conn.cursor(row_factory=dict_row) as cursor:
         return [_shown(row) for row in cursor.execute(_PAGE, params)]
+
+
+def lately(conn: psycopg.Connection[Any], *, limit: int = 20, days: int = 1) -> list[dict[str, Any]]:
+    """The jobs that are worth a word: those that go on or are paused, and those of the last `days` that failed."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        params = {"limit": limit, "days": days}
+        return [_shown(row) for statement in (_UNDER_WAY, _FAILED) for row in cursor.execute(statement, params).fetchall()]
 
 
 def steer(conn: psycopg.Connection[Any], job_id: int, steer: str, who: str, why: str | None) -> dict[str, Any] | None:

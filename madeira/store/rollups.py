@@ -330,6 +330,39 @@ def series(
     return [Point(moment, int(accepted.get(moment, 0)), numbers.get(moment) or _NOTHING) for moment in at]
 
 
+#: Slices of the last hour, and seconds of each.
+SLICES: Final = 12
+SLICE_S: Final = 300
+
+#: How the attempts at each endpoint went, in slices of the hour that has been counted; the last minutes are not.
+_SLICES: Final = f"""
+    SELECT endpoint, floor(extract(epoch FROM bucket - since) / {SLICE_S})::integer,
+           sum(attempts_succeeded)::bigint, sum({" + ".join(f"attempts_{o}" for o in _ATTEMPTS if o != Outcome.LATE)})::bigint
+    FROM rollup_endpoint, (SELECT date_trunc('minute', now()) - interval '61 minutes' AS since) s
+    WHERE span = 'minute' AND bucket >= since AND bucket < since + {SLICES * SLICE_S} * interval '1 s'
+    GROUP BY 1, 2
+    ORDER BY 1, 2
+"""  # noqa: S608
+
+
+class Slice(NamedTuple):
+    """Five minutes of the last hour at one endpoint."""
+
+    #: From 0; the latest is `SLICES` - 1.
+    number: int
+    succeeded: int
+    #: Without those that came too late.
+    attempts: int
+
+
+def slices(conn: psycopg.Connection[Any]) -> dict[str, list[Slice]]:
+    """How the attempts at each endpoint went in the last hour; where nothing was tried there is none."""
+    found: dict[str, list[Slice]] = {}
+    for endpoint, *rest in conn.execute(_SLICES):
+        found.setdefault(endpoint, []).append(Slice(*rest))
+    return found
+
+
 def totals(conn: psycopg.Connection[Any], of: Range, *, now: datetime | None = None) -> dict[str, Numbers]:
     """What happened at each endpoint in a range; those where nothing happened are left out."""
     return {endpoint: _numbers(row) for endpoint, *row in conn.execute(_TOTALS, _since(conn, of, now))}

@@ -1,0 +1,171 @@
+"""`madeira doctor` names each fault and its remedy; each is made first, in the servers where that is possible."""
+
+import socket
+import threading
+import time
+import uuid
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from madeira.broker.queues import ROUTE, Queues
+from madeira.cli import doctor, running_system
+from madeira.cli.findings import Finding
+from madeira.egress import Egress
+from madeira.embedded import free_port
+from madeira.settings import Settings
+from madeira.store import configuration, holding
+
+Connection = psycopg.Connection[Any]
+
+OPEN = Egress(allow=(), deny=())
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[Connection]:
+    with psycopg.connect(database_url, autocommit=True) as c:
+        yield c
+
+
+@pytest.fixture
+def queues(redis_url: str) -> Iterator[Queues]:
+    found = Queues(redis_url=redis_url, namespace=f"n{uuid.uuid4().hex[:8]}")
+    yield found
+    found.close()
+
+
+def levels(found: Iterator[Finding]) -> list[str]:
+    return [one.level for one in found]
+
+
+def only(found: Iterator[Finding]) -> Finding:
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize("what", ["postgres", "redis"])
+def test_a_server_that_cannot_be_reached_is_named_with_its_setting(what: str, tmp_path: Path) -> None:
+    port = free_port()
+    urls = {"postgres": f"postgresql://u:a-password@127.0.0.1:{port}/d", "redis": f"redis://:a-password@127.0.0.1:{port}/0"}
+    setting = {"postgres": "database_url", "redis": "redis_url"}[what]
+    values = Settings(**{setting: urls[what], "data_dir": tmp_path})
+    look = {"postgres": doctor._postgres, "redis": doctor._redis}[what]
+    found = only(doctor._guarded(what, lambda: look(values)))
+    assert found.level == "error"
+    assert f"MADEIRA_{setting.upper()}" in found.text
+    assert "a-password" not in found.text
+    assert len(found.text.splitlines()) == 1
+
+
+def test_no_worker_is_told_and_one_that_lives_too(queues: Queues) -> None:
+    found = only(running_system.workers(queues))
+    assert (found.level, "dramatiq madeira.actors" in found.text) == ("warning", True)
+    queues.beat("a-worker", silence_s=60, spread_s=1, queues=[ROUTE], held=[])
+    assert levels(running_system.workers(queues)) == ["ok"]
+
+
+def test_a_scheduler_that_does_not_run_is_seen_by_reconcile(conn: Connection) -> None:
+    assert "has never run" in only(running_system.scheduler(conn)).text
+    conn.execute("INSERT INTO reconcile_run (duration_s, holder, counts) VALUES (0.1, 'w', '{}')")
+    assert levels(running_system.scheduler(conn)) == ["ok"]
+    conn.execute("UPDATE reconcile_run SET finished_at = finished_at - interval '10 minutes'")
+    found = only(running_system.scheduler(conn))
+    assert found.level == "warning"
+    assert "10 min ago" in found.text
+    assert "periodiq madeira.actors" in found.text
+
+
+def test_clocks_that_differ_are_told_by_how_much_and_which_is_ahead(conn: Connection, queues: Queues) -> None:
+    ahead = {"Postgres": running_system.clock_of_postgres(conn), "Redis": running_system.clock_of_redis(queues)}
+    assert max(map(abs, ahead.values())) < 0.5, "all on this machine"
+    assert levels(running_system.clocks(ahead)) == ["ok"]
+    found = only(running_system.clocks(ahead | {"Redis": -5.0}))
+    assert (found.level, "5.0 s ahead of that of Redis" in found.text, "NTP" in found.text) == ("warning", True, True)
+    assert levels(running_system.clocks({"Postgres": 40.0, "Redis": -1.0})) == ["error"]
+    assert levels(running_system.clocks({})) == []
+
+
+def test_a_clock_that_is_put_back_is_measured(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = time.time
+    monkeypatch.setattr(time, "time", lambda: honest() - 60)
+    assert running_system.clock_of_postgres(conn) == pytest.approx(60, abs=0.5)
+
+
+def test_an_endpoint_that_somebody_holds_is_named_with_the_command_that_lets_it_go(conn: Connection) -> None:
+    assert levels(running_system.held(conn)) == []
+    configuration.insert(conn, "endpoint", {"ledger": {"url": "http://x/"}})
+    holding.change(conn, "ledger", "pause", who="ann", why="their migration")
+    found = only(running_system.held(conn))
+    assert (found.level, "ledger (paused)" in found.text) == ("warning", True)
+    assert "madeira endpoints resume ledger" in found.text
+
+
+def test_connections_that_are_nearly_all_taken_are_told(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert levels(running_system.connections(conn)) == ["ok"]
+    monkeypatch.setattr(running_system, "_TAKEN", 0.0)
+    found = only(running_system.connections(conn))
+    assert (found.level, "raise max_connections" in found.text) == ("warning", True)
+
+
+@pytest.mark.parametrize(("free", "level"), [(3 * 2**30, "ok"), (2**30, "warning"), (100 * 2**20, "error")])
+def test_a_disk_that_fills_is_told_before_it_is_full(tmp_path: Path, free: int, level: str) -> None:
+    usage = namedtuple("usage", "free")
+    found = only(running_system.disk(tmp_path, usage=lambda _: usage(free)))
+    assert found.level == level
+    assert ("make room" in found.text) == (level != "ok")
+    assert levels(running_system.disk(tmp_path / "none")) == []
+    assert len(levels(running_system.disk(tmp_path))) == 1
+
+
+def test_a_host_without_an_address_and_one_that_is_denied_are_told(conn: Connection) -> None:
+    urls = {
+        "good": "https://198.51.100.7/hook",
+        "gone": "https://no-such-name.invalid/{event_type}",
+        "inside": "http://169.254.169.254/latest",
+        "moved": "http://moved.example/x",
+        "any": "{+target_uri}",
+    }
+    configuration.insert(conn, "endpoint", {name: {"url": url} for name, url in urls.items()})
+
+    def lookup(host: str, port: int, **more: Any) -> list[Any]:
+        """As the resolver of this machine; one name leads inside."""
+        return socket.getaddrinfo("127.0.0.1" if host == "moved.example" else host, port, **more)
+
+    found = {one.text.split(":")[0]: one for one in running_system.addresses(configuration.read(conn), OPEN, lookup=lookup)}
+    assert set(found) == {"endpoint gone", "endpoint inside", "endpoint moved"}
+    assert {one.level for one in found.values()} == {"warning"}
+    assert "no-such-name.invalid has no address" in found["endpoint gone"].text
+    assert "MADEIRA_EGRESS_ALLOW" in found["endpoint moved"].text
+
+
+def test_a_resolver_that_hangs_holds_nothing_up(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_system, "_LOOKUP_S", 0.05)
+    configuration.insert(conn, "endpoint", {"slow": {"url": "http://slow.example/"}})
+    released = threading.Event()
+
+    def hangs(*_: object, **__: object) -> list[Any]:
+        released.wait(60)
+        return []
+
+    found = only(running_system.addresses(configuration.read(conn), OPEN, lookup=hangs))
+    released.set()
+    assert "no answer within 0.05 s" in found.text
+
+
+def test_every_endpoint_that_can_be_called_is_one_line(conn: Connection) -> None:
+    configuration.insert(conn, "endpoint", {f"e{n}": {"url": f"http://198.51.100.{n}/"} for n in range(3)})
+    found = only(running_system.addresses(configuration.read(conn), OPEN))
+    assert (found.level, "3 endpoints" in found.text) == ("ok", True)
+
+
+def test_everything_is_looked_at_in_one_go(database_url: str, redis_url: str, tmp_path: Path) -> None:
+    """With real servers: each kind of finding is there once, and nothing fails on the way."""
+    values = Settings(database_url=database_url, redis_url=redis_url, data_dir=tmp_path)
+    found = [*doctor._postgres(values), *doctor._redis(values), *running_system.clocks(doctor._clocks(values))]
+    told = {one.what for one in found}
+    assert {"migrations", "scheduler", "connections", "workers", "redis memory", "clocks"} <= told
+    assert not [one for one in found if "cannot be examined" in one.text]

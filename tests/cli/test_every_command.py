@@ -1,0 +1,130 @@
+"""What holds of every command, whichever it is: it can speak JSON, its exit codes are told, and a shell completes it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from madeira.cli.completion import SHELLS
+from madeira.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+#: Commands whose output is a script for a shell.
+SCRIPTS = {"completion"}
+
+
+def commands(group: click.Command = main, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
+    """Every command that does something, by its name."""
+    if not isinstance(group, click.Group):
+        return {" ".join(path): group}
+    return {name: one for key, sub in group.commands.items() for name, one in commands(sub, (*path, key)).items()}
+
+
+COMMANDS = commands()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_print_json(name: str) -> None:
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert ("--json" in options) != (name in SCRIPTS)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server, no running `up`, no setting."""
+    for variable in list(os.environ):
+        if variable.startswith("MADEIRA_"):
+            monkeypatch.delenv(variable)
+    monkeypatch.setenv("MADEIRA_DATA_DIR", str(tmp_path / "data"))
+
+
+#: What a command needs to be understood; all others need nothing.
+ARGUMENTS = {
+    "apply": ["/dev/null"],
+    "send": ['{"event_type": "a"}'],
+    "events show": ["e1"],
+    "trace": ["e1"],
+    "replay": ["e1", "--source", "s", "--reason", "x"],
+    "reroute": ["e1", "--source", "s", "--reason", "x"],
+    "cancel": ["e1", "--source", "s", "--reason", "x"],
+    "jobs show": ["1"],
+    "jobs follow": ["1"],
+    "jobs pause": ["1", "--reason", "x"],
+    "jobs resume": ["1"],
+    "jobs cancel": ["1", "--reason", "x"],
+    "token create": ["me", "--role", "viewer"],
+    "token revoke": ["t1"],
+    "endpoints show": ["e"],
+    "endpoints test": ["e"],
+    "endpoints pause": ["e", "--reason", "x"],
+    "endpoints resume": ["e"],
+    "endpoints disable": ["e", "--reason", "x"],
+    "endpoints enable": ["e"],
+    "dry-run": ['{"event_type": "a"}', "--source", "s"],
+}
+
+#: Commands that do without a server, or would start some.
+ALONE = {"up", "listen", "keygen", "doctor", "completion"}
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - ALONE))
+def test_a_command_that_cannot_be_done_ends_with_a_code_and_a_line_and_no_answer(name: str) -> None:
+    arguments = [*name.split(), *ARGUMENTS.get(name, [])]
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert done.exit_code in (1, 2), done.output
+    if name != "send":
+        # It takes what it has to know from a file, and misses that first.
+        assert done.exit_code == 1, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith(("Error: ", "Usage: "))
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_not_understood_ends_with_2_and_help_with_0(name: str) -> None:
+    done = CliRunner().invoke(main, [*name.split(), "--no-such-option"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert CliRunner().invoke(main, [*name.split(), "--help"]).exit_code == 0
+
+
+def test_every_command_stands_in_the_page_of_the_commands() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")]
+    told = [name.strip().strip("`") for row in rows for name in row.split(",")]
+    assert sorted(told) == sorted(COMMANDS)
+
+
+def test_a_key_can_be_read_by_a_program() -> None:
+    done = CliRunner().invoke(main, ["keygen", "--json"])
+    assert list(json.loads(done.stdout)) == ["key"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_gets_a_script_that_asks_the_command(shell: str) -> None:
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0
+    assert f"_MADEIRA_COMPLETE={shell}_complete" in done.stdout
+    words = {"COMP_WORDS": "madeira endpoints pa", "COMP_CWORD": "pa" if shell == "fish" else "2"}
+    asked = CliRunner().invoke(main, [], prog_name="madeira", env=words | {"_MADEIRA_COMPLETE": f"{shell}_complete"})
+    assert "pause" in asked.stdout
+
+
+@pytest.mark.long
+def test_bash_takes_the_script_and_completes_by_it(tmp_path: Path) -> None:
+    """As a person has it: the script is read, and the key pressed."""
+    folder = ROOT / ".venv" / "bin"
+    script = """
+        eval "$(madeira completion bash)"
+        COMP_WORDS=(madeira jobs pau); COMP_CWORD=2
+        _madeira_completion madeira; echo "${COMPREPLY[@]}"
+    """
+    environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["pause"], done.stderr
