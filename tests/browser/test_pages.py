@@ -55,6 +55,7 @@ PAGES: dict[str, Callable[[World], str]] = {
 
 @pytest.mark.parametrize("name", list(PAGES))
 def test_a_page_is_whole_and_readable_at_every_width_and_in_every_scheme(windows: Windows, world: World, name: str) -> None:
+    world.goes_on()
     seen = windows(Role.OPERATOR)
     seen.open(PAGES[name](world))
     faults = seen.looked_over(name)
