@@ -1,14 +1,13 @@
 """What can be done in the console, done with a mouse in a real browser: by who may, once, and by nobody else."""
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from madeira.states import Role
-from madeira.store import job_steps
+from madeira.store import events, job_steps
 from tests.api.people import ADMIN, audited, token
 from tests.api.serving import Api, event
 from tests.browser.conftest import Windows
@@ -128,8 +127,6 @@ def test_one_event_is_acted_upon_for_a_reason(windows: Windows, conn: Connection
     elif action == "cancel":
         making.routed(conn, ("sink",), event_id=event_id)
     else:
-        from madeira.store import events
-
         events.route(conn, [(making.accept(conn, event_id=event_id), [])])
     seen = windows()
     page = seen.open(f"/console/events/{event_id}?source=shop")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from madeira.states import Role
 from tests.api.people import ADMIN, in_json
 from tests.api.serving import Api, wait_until
 from tests.browser.conftest import Windows

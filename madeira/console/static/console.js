@@ -153,7 +153,7 @@
   // page nobody reads on: what is new is to be seen.
   function reading() {
     if (!scrollY) return null;
-    const found = all("main [id]").find((el) => el.getBoundingClientRect().top >= 0);
+    const found = all("main [id]").find((el) => el.getClientRects().length && el.getBoundingClientRect().top >= 0);
     return found && { id: found.id, top: found.getBoundingClientRect().top };
   }
 
