@@ -59,7 +59,7 @@ _LANES: Final = {
 
 
 def seen(value: Any) -> Any:
-    """`value`; in a text that is not markup of ours what one would not see is written out, such as ``\\u202e``."""
+    """`value`; in a text that is not markup of ours what one would not see is written out, by its code point."""
     if type(value) is not str:
         return value
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)

@@ -239,7 +239,8 @@ def test_a_form_on_a_page_of_another_origin_does_nothing(windows: Windows, share
     seen.open("/console")
     before = audited(shared_api)
     target = f"{seen.base}/console/endpoints/{name}/pause"
-    form = f"<form method=post action='{target}'><input name=reason value=gotcha><input name=csrf value=x><button>Win</button></form>"
+    fields = "<input name=reason value=gotcha><input name=csrf value=x><button>Win</button>"
+    form = f"<form method=post action='{target}'>{fields}</form>"
 
     def trap(route: "Route") -> None:
         route.fulfill(content_type="text/html", body=form)

@@ -1,6 +1,5 @@
 """A page with nothing on it says why, and what to do next."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -31,13 +30,12 @@ PAGES = {
 
 
 @pytest.fixture(scope="module")
-def empty(shared_api: Api, signed_in: Any) -> Iterator[None]:
+def empty(shared_api: Api, signed_in: Any) -> None:
     """Nothing is there but a token."""
     signed_in(Role.OPERATOR)
     shared_api.configure("")
     with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"], autocommit=True) as c:
         c.execute("TRUNCATE audit")
-    yield
 
 
 @pytest.mark.parametrize("name", list(PAGES))

@@ -78,8 +78,9 @@ def test_a_question_mark_tells_the_keys_and_escape_goes_back(windows: Windows, l
 #: Where the focus is, and how it shows: the outline's width and style, and whether the element is in the window.
 _FOCUS = """() => {
   const e = document.activeElement, s = getComputedStyle(e), r = e.getBoundingClientRect();
-  return [e === document.body ? "" : `${e.tagName} ${e.getAttribute("href") ?? e.getAttribute("name") ?? e.textContent.trim()}`,
-          parseFloat(s.outlineWidth), s.outlineStyle, r.width > 0 && r.right > 0 && r.left < innerWidth && r.bottom > 0 && r.top < innerHeight];
+  const name = `${e.tagName} ${e.getAttribute("href") ?? e.getAttribute("name") ?? e.textContent.trim()}`;
+  const isSeen = r.width > 0 && r.right > 0 && r.left < innerWidth && r.bottom > 0 && r.top < innerHeight;
+  return [e === document.body ? "" : name, parseFloat(s.outlineWidth), s.outlineStyle, isSeen];
 }"""
 
 
@@ -87,7 +88,8 @@ _FOCUS = """() => {
 def test_the_focus_meets_every_control_in_turn_and_is_always_seen(windows: Windows, letters: list[int], address: str) -> None:
     page = windows(Role.OPERATOR).open(address)
     wanted = page.locator(
-        "a[href]:visible, button:visible:enabled, input:visible:not([type=hidden]), select:visible, textarea:visible, summary:visible"
+        "a[href]:visible, button:visible:enabled, input:visible:not([type=hidden]), select:visible, textarea:visible,"
+        " summary:visible"
     ).count()
     met = []
     while True:
