@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install run test test-long test-crash lint format bench lock clean
+.PHONY: install run test test-long test-crash test-browser lint format bench lock clean
 
 install: $(STAMP)
 
@@ -35,8 +35,8 @@ PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 4 --dist loadfi
 
 # ARGS go to pytest: make test ARGS="-x"
 test: install
-	@$(BIN)/python -m pytest -m "alone and not long" $(ARGS)
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not alone and not long" $(ARGS)
+	@$(BIN)/python -m pytest -m "alone and not long and not browser" $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not alone and not long and not browser" $(ARGS)
 
 # What costs minutes and rarely breaks by itself; before a release, and after a change of what it is about.
 test-long: install
@@ -45,6 +45,11 @@ test-long: install
 # The crash tests at length: twenty rounds each, and they print what they counted.
 test-crash: install
 	@$(BIN)/python -m pytest -m crash --rounds 20 --timeout 3600 -s $(ARGS)
+
+# The console in a real Chromium, which must be there (Debian: apt-get install chromium fonts-dejavu). Pictures of every page
+# are in artefacts/console afterwards.
+test-browser: install
+	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 lint: install
 	@$(BIN)/ruff format --check .

@@ -56,6 +56,7 @@ class Templates:
             auto_reload=False,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=words.seen,
         )
         told = (words.number, words.span, words.ago, words.exact, words.short, words.cut, words.tone, words.lane, words.plural)
         self._env.filters |= {function.__name__: function for function in (*told, words.joined)}

@@ -4,6 +4,7 @@ Everything here gives plain text; the templates escape it. The exact value is ne
 copying.
 """
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -43,6 +44,10 @@ _TONES: Final = {
     "cancelled": "off",
 }
 
+#: What nobody sees, or what makes the text around it look like another: control characters, and those that override the direction
+#: of letters. Marks of direction, which Arabic and Hebrew need, and joiners stay.
+_HIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 #: States of a lane, as one says them.
 _LANES: Final = {
     "active": "flowing",
@@ -51,6 +56,13 @@ _LANES: Final = {
     "ramp": "breaker closing",
     "retry_after": "left alone as asked",
 }
+
+
+def seen(value: Any) -> Any:
+    """`value`; in a text that is not markup of ours what one would not see is written out, by its code point."""
+    if type(value) is not str:
+        return value
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
 
 
 def number(value: float | None) -> str:

@@ -57,9 +57,9 @@ def windows(chromium: Any, shared_api: Api, signed_in: Callable[[Role], Any]) ->
     """Opens windows for somebody of a role, or for a stranger; what their pages complain of fails the test."""
     opened: list[Window] = []
 
-    def make(role: Role | None = Role.OPERATOR, *, width: int = window.DESK, **options: Any) -> Window:
+    def make(role: Role | None = Role.OPERATOR, *, width: int = window.DESK, height: int = 900, **options: Any) -> Window:
         state = signed_in(role) if role else None
-        size = {"width": width, "height": 900 if width == window.DESK else 812}
+        size = {"width": width, "height": height}
         opened.append(Window(chromium.new_context(storage_state=state, viewport=size, **options), shared_api))
         return opened[-1]
 

@@ -47,6 +47,10 @@ PAGES: dict[str, Callable[[World], str]] = {
     "dry-run-of-an-event": lambda w: f"/console/dry-run?source=shop&event={w.delivered}",
     "audit": lambda w: "/console/audit",
     "audit-filtered": lambda w: "/console/audit?who=admin&action=pause",
+    "edit-endpoint": lambda w: "/console/endpoints/partner-ledger/edit",
+    "edit-route": lambda w: "/console/routes/orders-to-ledger/edit",
+    "edit-new-source": lambda w: "/console/sources/-/new",
+    "edit-remove": lambda w: "/console/endpoints/search-index/remove",
     "problem-404": lambda w: "/console/nothing",
     "problem-422": lambda w: "/console/events?status=odd&since=yesterday",
     "problem-no-such-endpoint": lambda w: "/console/endpoints/nobody",
@@ -55,7 +59,8 @@ PAGES: dict[str, Callable[[World], str]] = {
 
 @pytest.mark.parametrize("name", list(PAGES))
 def test_a_page_is_whole_and_readable_at_every_width_and_in_every_scheme(windows: Windows, world: World, name: str) -> None:
-    seen = windows(Role.OPERATOR)
+    world.goes_on()
+    seen = windows(Role.ADMIN if name.startswith("edit") else Role.OPERATOR)
     seen.open(PAGES[name](world))
     faults = seen.looked_over(name)
     assert not faults, "\n".join(faults)

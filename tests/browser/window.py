@@ -36,7 +36,7 @@ class Window:
         self.errors: list[str] = []
         self.asked: list[str] = []
         self.page: Page = context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(60_000)
         self.page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
         self.page.on("console", self._told)
         self.page.on("request", self._requested)

@@ -123,6 +123,10 @@ class World:
         self._told()
         self._queues.beat("worker-1", silence_s=3600, spread_s=1, queues=[ROUTE], held=[])
 
+    def goes_on(self) -> None:
+        """What workers say again and again, of whom there are none: the settings of a lane, which Redis soon forgets."""
+        self._queues.set_lanes([LaneSettings("partner-ledger", 10**9, None, 5, 8, 40.0, broken_s=600, broken_max_s=3600)])
+
     def close(self) -> None:
         """Let go of Redis."""
         self._queues.close()
@@ -235,11 +239,10 @@ class World:
 
     def _parked(self) -> str:
         """The last of many that wait behind a breaker that is open."""
-        lane = LaneSettings("partner-ledger", 10**9, None, 5, 8, 40.0, broken_s=600, broken_max_s=3600)
-        self._queues.set_lanes([lane])
         if not self._queues.has_epoch():
             assert self._queues.rebuild_begin("world")
             assert self._queues.rebuild_commit("world")
+        self.goes_on()
         player = Player(self._queues, "world")
         self._queues.ensure([Ensure(DELIVER, f"{10**9 + n}:{10**9 + n}:partner-ledger", 0.0, "fresh") for n in range(5)])
         for _ in range(5):

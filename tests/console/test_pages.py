@@ -111,6 +111,15 @@ def test_the_overview_says_in_a_sentence_what_is_dead_and_what_is_held(shared_ap
     assert "no worker" in said.lower()
 
 
+def test_an_endpoint_that_is_not_configured_says_so_and_does_not_flow(shared_api: Api, conn: psycopg.Connection[Any]) -> None:
+    name = f"e-{uuid.uuid4().hex[:8]}"
+    making.routed(conn, (name,))
+    seen = somebody(shared_api, Role.VIEWER).get("/console/endpoints")
+    [row] = [row for row in seen.root.one(id="endpoints-table").one("tbody").all("tr") if name in row.text]
+    assert row.text.startswith(f"{name} not configured 1 ")
+    assert "bad" in row.one("span", class_="state").attributes["class"]
+
+
 def test_the_overview_says_that_all_is_well_when_it_is(shared_api: Api, conn: psycopg.Connection[Any]) -> None:
     conn.execute("TRUNCATE event CASCADE")
     ref = making.routed(conn, ("sink",))[0]

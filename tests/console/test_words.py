@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from madeira.console import words
 from madeira.states import DeliveryStatus, EventStatus, Outcome
@@ -48,6 +49,21 @@ def test_an_id_is_shortened_in_its_middle_or_left_alone(identifier: str) -> None
 @pytest.mark.parametrize("state", [*EventStatus, *DeliveryStatus, *Outcome])
 def test_only_what_needs_a_person_is_red(state: str) -> None:
     assert (words.tone(state) == "bad") == (state in ("dead", "permanent"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("invoice\u202efdp.exe", "invoice\\u202efdp.exe"), ("a\x00b\x1b[31m\x7f\x85", "a\\u0000b\\u001b[31m\\u007f\\u0085"),
+        ("\u2067x\u2069", "\\u2067x\\u2069"), ("two\n\tlines", "two\n\tlines"), ("\u05e9\u200f \U0001f469\u200d\U0001f467", None),
+    ],
+    ids=["reversed", "control", "isolated", "lines", "hebrew and joined"],
+)  # fmt: skip
+def test_what_nobody_would_see_is_written_out_and_the_rest_left_alone(text: str, shown: str | None) -> None:
+    assert words.seen(text) == (shown or text)
+    markup = Markup(text)
+    assert words.seen(markup) is markup
+    assert words.seen(7) == 7
 
 
 def test_numbers_and_lists_are_told_as_one_says_them() -> None:

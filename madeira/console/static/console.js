@@ -109,7 +109,7 @@
 
   // -- refreshing ----------------------------------------------------------------------------------------------------
   // A marked part is replaced by the one of the same id in a page that was fetched anew, unless somebody is at it: has the
-  // focus in it, or text of it selected. What is above the window keeps its place by itself: browsers anchor what one reads.
+  // focus in it, or text of it selected.
   const busy = (el) => {
     const chosen = getSelection();
     return (el.contains(document.activeElement) && document.activeElement !== document.body && typing({ target: document.activeElement }))
@@ -149,16 +149,27 @@
     if (focused) all("a", node).find((a) => a.getAttribute("href") === focused)?.focus({ preventScroll: true });
   }
 
+  // What stands highest in the window, and where: it must stand there afterwards too, whatever came above it. At the top of the
+  // page nobody reads on: what is new is to be seen.
+  function reading() {
+    if (!scrollY) return null;
+    const found = all("main [id]").find((el) => el.getClientRects().length && el.getBoundingClientRect().top >= 0);
+    return found && { id: found.id, top: found.getBoundingClientRect().top };
+  }
+
   async function refresh() {
     const parts = all("[data-live]");
     if (!parts.length || document.hidden) return;
     const answer = await fetch(location.href, { headers: { "X-Madeira-Refresh": "1" }, redirect: "error", credentials: "same-origin" });
     if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const read = reading();
     for (const old of parts) {
       const fresh = old.id && page.getElementById(old.id);
       if (fresh) replace(old, fresh);
     }
+    const still = read && document.getElementById(read.id);
+    if (still) scrollBy(0, still.getBoundingClientRect().top - read.top);
   }
 
   let failures = 0;
