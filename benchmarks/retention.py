@@ -3,11 +3,12 @@
 A million events that have ended, with a delivery and an attempt each, are made in the database (posting them would take the
 better part of an hour). Then the same number of posts a second is sent for some time, first while nothing else goes on and then
 until `madeira retention` has removed everything. Printed are the times that posts took, of both, the size of the database before
-and after, and what became of an id that was posted again.
+and after, whether new events take the place of those that went, and what became of an id that was posted again.
 """
 
 import argparse
 import asyncio
+import hashlib
 import json
 import math
 import shutil
@@ -25,6 +26,8 @@ import psycopg
 from benchmarks.load import requests
 from benchmarks.run import ROOT, SECRET, Bench
 from madeira.embedded import free_port
+from madeira.records import NewEvent
+from madeira.store import events
 
 #: Make finished events of 200 days ago; triggers and foreign keys, which only check, are left out.
 FILL = (
@@ -76,6 +79,20 @@ BEGIN
 END $$
 """
 
+#: Events that come afterwards, to see whether they take the place of those that went.
+AGAIN = (
+    """
+    INSERT INTO event (source, event_id, event_type, payload, body_sha256, trace_id, route_at)
+    SELECT 'bench', 'new-' || n, 'bench0.event', '{"amount": ' || n || ', "note": "' || repeat('x', 300) || '"}',
+           sha256(n::text::bytea), 'trace-' || n, now()
+    FROM generate_series(1, %(count)s) n
+    """,
+    """
+    INSERT INTO delivery (event_seq, endpoint, lane, trace_id)
+    SELECT seq, 'bench0', 'bench0', trace_id FROM event WHERE event_id LIKE 'new-%%' AND 0 < %(count)s
+    """,
+)
+
 SIZES = """
     SELECT pg_database_size(current_database()), pg_total_relation_size('event'), pg_total_relation_size('delivery'),
            (SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 'delivery_log'::regclass)::bigint,
@@ -122,10 +139,14 @@ class Driver:
     async def _post(self, request: bytes, idle: Any, took: list[float], due: float) -> None:
         """Post one; its time counts from when it was due, so that nobody waits unseen."""
         reader, writer = idle.get_nowait() if not idle.empty() else await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
-        at = head.lower().find(b"content-length:")
-        await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
+        try:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            at = head.lower().find(b"content-length:")
+            await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
+        except (OSError, asyncio.IncompleteReadError):
+            self.bad += 1
+            return
         took.append(time.monotonic() - due)
         self.bad += not head.startswith(b"HTTP/1.1 202")
         idle.put_nowait((reader, writer))
@@ -162,10 +183,25 @@ def report(bench: Bench, count: int, rate: float, quiet_s: float) -> None:
         print(f"p99 with / without: {busy / quiet:.2f}")
         conn.execute("VACUUM")
         after = conn.execute(SIZES).fetchone()
+        for statement in AGAIN:
+            conn.execute(statement.encode(), {"count": count * 3 // 4})
+        again = conn.execute(SIZES).fetchone()
         assert before is not None
         assert after is not None
-        for name, was, is_now in zip(("database", "event", "delivery", "delivery_log", "tombstone"), before, after, strict=True):
-            print(f"{name:<16}{was / 2**20:8.0f} MiB -> {is_now / 2**20:8.0f} MiB", flush=True)
+        assert again is not None
+        names = ("database", "event", "delivery", "delivery_log", "tombstone")
+        print(f"{'MiB':<16}{'before':>8}{'after':>8}   with {count * 3 // 4:,} new events")
+        for name, *sizes in zip(names, before, after, again, strict=True):
+            print(f"{name:<16}" + "".join(f"{size / 2**20:8.0f}" for size in sizes), flush=True)
+        show_resent(conn)
+
+
+def show_resent(conn: "psycopg.Connection[Any]") -> None:
+    """Post an id again whose event is gone."""
+    digest = hashlib.sha256(b"7").digest()
+    resent = NewEvent("bench", "old-7", "bench0.event", '{"amount": 7}', digest, "trace")
+    [answer] = events.insert(conn, [resent])
+    print(f"an id that is gone, posted again: duplicate={answer.duplicate}, it was {answer.status}")
 
 
 def _after(seconds: float) -> Callable[[], bool]:
