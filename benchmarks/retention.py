@@ -35,7 +35,7 @@ FILL = (
     """
     INSERT INTO event (seq, source, event_id, event_type, payload, body_sha256, trace_id, status, routed_at, deliveries,
                        created_at, updated_at)
-    SELECT n, 'bench', 'old-' || n, 'bench0.event', '{"amount": ' || n || ', "note": "' || repeat('x', 300) || '"}',
+    SELECT n, %(source)s, 'old-' || n, 'bench0.event', '{"amount": ' || n || ', "note": "' || repeat('x', 300) || '"}',
            sha256(n::text::bytea), 'trace-' || n, 'succeeded', t, 1, t, t
     FROM generate_series(1, %(count)s) n, LATERAL (SELECT now() - interval '200 days' + n * interval '1 ms' AS t) at
     """,
@@ -100,11 +100,11 @@ SIZES = """
 """
 
 
-def fill(conn: "psycopg.Connection[Any]", count: int) -> None:
-    """Make `count` events that ended long ago."""
+def fill(conn: "psycopg.Connection[Any]", count: int, source: str = "bench") -> None:
+    """Make `count` events of `source` that ended long ago."""
     conn.execute(OLD_PART)
     for statement in FILL:
-        conn.execute(statement.encode(), {"count": count} if "%(count)s" in statement else None)
+        conn.execute(statement.encode(), {"count": count, "source": source} if "%(count)s" in statement else None)
     conn.execute("VACUUM ANALYZE")
     conn.execute("CHECKPOINT")
 

@@ -59,7 +59,7 @@ def test_an_event_that_is_gone_is_told_as_such(shared_api: Api, conn: "psycopg.C
     assert shared_api.get(f"/v1/events/{name}?source=other", admin=True).status == 404
     seen = administrator(shared_api).get(f"/console/events/{name}?source=shop")
     assert seen.status == 410
-    assert "removed because of its age" in seen.body.text
+    assert "removed because of its age" in seen.text
 
 
 def test_a_post_of_an_id_that_is_gone_is_a_duplicate(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
@@ -86,23 +86,23 @@ def test_a_payload_that_is_gone_says_whether_time_or_a_person_took_it(shared_api
     shown = shared_api.get(path, admin=True).json
     assert (shown["payload"], shown["erased_by"]) == (None, "retention")
     browser = administrator(shared_api)
-    assert "It was removed because of its age" in browser.get(f"/console/events/{name}?source=shop").body.text
+    assert "It was removed because of its age" in browser.get(f"/console/events/{name}?source=shop").text
     erased = shared_api.request(
         "POST", f"/v1/events/{name}/erase?source=shop", json.dumps({"reason": "asked for"}).encode(), in_json(ADMIN)
     )
     assert erased.status == 200
     assert shared_api.get(path, admin=True).json["erased_by"] == "person"
-    assert "It was erased" in browser.get(f"/console/events/{name}?source=shop").body.text
+    assert "It was erased" in browser.get(f"/console/events/{name}?source=shop").text
 
 
 def test_the_console_says_how_many_attempts_are_gone(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
     """Those that the delivery has made and the log has no more."""
     name = ended_long_ago(shared_api, conn)
     browser = administrator(shared_api)
-    assert "attempts were removed" not in browser.get(f"/console/events/{name}?source=shop").body.text
+    assert "attempts were removed" not in browser.get(f"/console/events/{name}?source=shop").text
     conn.execute("DELETE FROM delivery_log USING delivery d JOIN event e ON e.seq = d.event_seq "
                  "WHERE d.id = delivery_id AND e.event_id = %s", (name,))  # fmt: skip
-    assert "1 of its attempts were removed" in browser.get(f"/console/events/{name}?source=shop").body.text
+    assert "1 of its attempts were removed" in browser.get(f"/console/events/{name}?source=shop").text
 
 
 def test_the_level_of_the_log_is_asked_for(shared_api: Api) -> None:
