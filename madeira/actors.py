@@ -24,6 +24,7 @@ try:
     from madeira.broker import build, exposition
 
     log.configure(_values, _FAMILY)
+    log.catch()
     broker = build(_values)
 except SettingsError as _error:
     sys.exit(f"madeira: {_error}")

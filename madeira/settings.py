@@ -31,6 +31,9 @@ FILE: Final = "_FILE"
 #: Names with the prefix that tests and tools may set without their being settings.
 _IGNORED: Final = frozenset({"MADEIRA_TEST_REPORT"})
 
+#: Levels of the log, from the lowest on.
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
 #: How much a name must be like one that is known, from 0 to 1, to be told as meant; the prefix, which all have, aside.
 _NEAR: Final = 0.7
 
@@ -199,8 +202,15 @@ class Settings:
         "Addresses, networks (CIDR) and host patterns that may not be called; `*` is every address. Comma separated.",
     )
     max_body: int = _setting(1_048_576, _whole(1024, 104_857_600), "Largest request body that intake accepts.", unit="bytes")
-    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "Lowest level that is logged.")
+    log_level: str = _setting("info", _choice(*LOG_LEVELS), "Lowest level that is logged.")
     log_format: str = _setting("json", _choice("json", "text"), "`json`: one object a line; `text`: for a terminal.")
+    log_burst: int = _setting(
+        100,
+        _whole(0, 1_000_000),
+        "Lines of one kind (event key, level, and the endpoint, source or queue that they name) that a process writes in ten "
+        "seconds; beyond, it says how many were left out. 0: all.",
+        unit="lines",
+    )
     metrics_port: int = _setting(9191, _whole(0, 65535), "Port of the workers' /metrics page. 0: none.")
     scheduler_metrics_port: int = _setting(9192, _whole(0, 65535), "Port of the scheduler's /metrics page. 0: none.")
     metrics_token: str = _setting(

@@ -1,5 +1,7 @@
 import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -169,3 +171,105 @@ def test_a_traceback_in_text_keeps_its_lines_and_nothing_else(written: Written) 
     assert lines[-1] == r"ValueError: bad \x1b[2J name"
     assert len(lines) > 3
     assert all(line.isprintable() for line in lines)
+
+
+def test_of_lines_that_repeat_themselves_so_many_are_written_and_the_rest_is_counted() -> None:
+    """Of each kind for itself: another endpoint, key, level or logger is another kind; a new window begins anew."""
+    now = [0.0]
+    sampler = log.Sampler(burst=3, clock=lambda: now[0])
+
+    def line(event: str = "delivery.failed", endpoint: str = "a", level: int = logging.INFO) -> logging.LogRecord:
+        return logging.makeLogRecord({"name": "here", "levelno": level, "msg": {"event": event, "endpoint": endpoint}})
+
+    assert [sampler.lets(line()) for _ in range(1_000)] == [True] * 3 + [False] * 997
+    assert sampler.lets(line(endpoint="b"))
+    assert sampler.lets(line(event="delivery.died"))
+    assert sampler.lets(line(level=logging.ERROR))
+    assert sampler.over() == []
+    now[0] = log.WINDOW_S
+    [told] = sampler.over()
+    assert (told.getMessage(), told.__dict__["of"], told.__dict__["count"]) == ("log.left_out", "delivery.failed", 997)
+    assert (told.__dict__["about"], told.__dict__["seconds"], told.levelno) == ("a", 10.0, logging.INFO)
+    assert sampler.lets(line())
+    assert sampler.over(all_of_them=True) == []
+    everything = log.Sampler(burst=0)
+    assert all(everything.lets(line()) for _ in range(1_000))
+
+
+def test_what_was_left_out_is_said_in_the_form_of_all_lines_and_at_the_end_too(written: Written) -> None:
+    """A library's lines are counted by their pattern; who ends says the rest."""
+    log.configure(Settings(log_burst=2), "worker")
+    for n in range(5):
+        logging.getLogger("somebody.else").warning("no answer from %s", n)
+    logging.getLogger().handlers[0].close()
+    *first, last = lines(written)
+    assert [line["event"] for line in first] == ["no answer from 0", "no answer from 1"]
+    assert last.pop("timestamp")
+    assert last.pop("seconds") < 5
+    assert last == {
+        "event": "log.left_out",
+        "of": "no answer from %s",
+        "count": 3,
+        "level": "warning",
+        "logger": "somebody.else",
+        "process": "worker",
+    }
+
+
+def test_the_level_changes_while_it_runs_for_libraries_too(written: Written) -> None:
+    """And goes back to that of the settings; loggers that are held already follow."""
+    log.configure(Settings(log_level="info"), "worker")
+    logger = log.get("here")
+    logger.debug("one")
+    assert log.set_level("debug")
+    logger.debug("two")
+    assert log.set_level("error")
+    assert not log.set_level("error")
+    logger.warning("three")
+    logging.getLogger("httpx").warning("four")
+    assert log.set_level(None)
+    logger.info("five")
+    assert [line["event"] for line in lines(written)] == ["two", "five"]
+
+
+def test_what_looks_like_a_secret_is_hidden_wherever_it_stands(written: Written) -> None:
+    """By its name or by its looks, also inside of other values and in what a library says; what only sounds alike is not."""
+    log.configure(Settings(), "api")
+    log.get("here").info(
+        "asked",
+        headers={"Authorization": "Basic abc", "accept": "*/*", "cookies": ["a"]},
+        said=["Bearer abcdefgh12345678", "bearer of news"],
+        api_key="k",
+        secret="",
+        secrets_found=3,
+    )
+    logging.getLogger("httpx").warning("with whsec_c2VjcmV0c2VjcmV0 to https://user:pass@host/")
+    first, second = lines(written)
+    assert first["headers"] == {"Authorization": "***", "accept": "*/*", "cookies": ["a"]}
+    assert first["said"] == ["Bearer ***", "bearer of news"]
+    assert (first["api_key"], first["secret"], first["secrets_found"]) == ("***", "", 3)
+    assert second["event"] == "with whsec_*** to https://user:***@host/"
+
+
+def test_what_nobody_catches_is_a_line_like_all_others() -> None:
+    """In the main thread, in another one, and a warning of Python's."""
+    program = """
+import threading, warnings
+from madeira import log
+from madeira.settings import Settings
+log.configure(Settings(), "worker")
+log.catch()
+warnings.warn("old ways", DeprecationWarning)
+def fail(): raise ValueError("in a thread")
+thread = threading.Thread(target=fail, name="side")
+thread.start()
+thread.join()
+raise ValueError("in the main one")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    warned, side, main = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 1
+    assert "old ways" in warned["event"]
+    assert (side["event"], side["thread"], main["event"]) == ("thread.failed", "side", "process.failed")
+    assert "in a thread" in side["exception"]
+    assert "in the main one" in main["exception"]

@@ -18,6 +18,7 @@ from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
 from madeira.api.admin.dry_run import DryRun, NewestRules
 from madeira.api.admin.lanes import ACTIONS, Hold
+from madeira.api.admin.log_level import LogLevel
 from madeira.api.admin.objects import Object, Objects
 from madeira.api.admin.tokens import Token, Tokens
 from madeira.api.admin.trial import TestCall
@@ -139,6 +140,7 @@ def create(
         api.add_route(f"/v1/jobs/{{id}}/{steer}", Steer(**acting, steer=steer))
     api.add_route("/v1/dry-run", DryRun(auth=auth, rules=rules, egress=egress))
     api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
+    api.add_route("/v1/log-level", LogLevel(auth=auth, database=database))
     api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
     api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
     api.add_route("/v1/audit", Audit(auth=auth, database=database))

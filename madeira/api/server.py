@@ -219,6 +219,7 @@ class Logger(glogging.Logger):  # type: ignore[misc]
         self.cfg = cfg
         s = app.settings
         log.configure(s, "api")
+        log.catch()
         self.loglevel = getattr(logging, s.log_level.upper())
         self.error_log.setLevel(self.loglevel)
         self.error_log.propagate = True

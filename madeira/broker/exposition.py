@@ -21,6 +21,7 @@ def serve() -> int:
         from madeira import log
 
         log.configure(values, "metrics")
+        log.catch()
         start(values, values.metrics_port)
     _wait()
 

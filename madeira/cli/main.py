@@ -22,6 +22,7 @@ from madeira.cli.holding import COMMANDS as HOLDING
 from madeira.cli.jobs import jobs
 from madeira.cli.keygen import keygen, reencrypt
 from madeira.cli.listen import listen
+from madeira.cli.log_level import log_level
 from madeira.cli.operate import migrate, reconcile, retention
 from madeira.cli.replay import replay, reroute
 from madeira.cli.send import send
@@ -97,6 +98,7 @@ for command in (
     jobs,
     reconcile,
     retention,
+    log_level,
     token,
     endpoints,
     dry_run,

@@ -2,7 +2,8 @@
 
 The version of the configuration is asked for every second, and the whole is read, as one snapshot, when it rose. So a change
 counts within two seconds in every process, and nobody reads Postgres per message. While Postgres is away the rules from before
-hold; a process that has not read any yet has none, and does nothing that needs them.
+hold; a process that has not read any yet has none, and does nothing that needs them. The level of the log that a person asked
+for comes by the same way.
 
 An object that cannot be used here (a variable of the environment that is not set, a secret that no key opens) makes nothing
 else unusable: it is logged once, and stands in `Rules.unusable`. A source with several secrets goes on with those that can be
@@ -19,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from madeira.errors import StoreError, StoreUnavailable
-from madeira.log import get
+from madeira.log import get, set_level, tell_left_out
 from madeira.records import Endpoint, Route, Source
 from madeira.routing.config import CALLBACK, Problems, Record, Rules, callback, record, resolved
 from madeira.routing.fields import KINDS, Kind
@@ -111,6 +112,7 @@ class RulesFollower:
         try:
             while not self._stopped:
                 self._look_safely()
+                tell_left_out()
                 self._wake.wait(self._period_s)
                 self._wake.clear()
         finally:
@@ -136,7 +138,10 @@ class RulesFollower:
 
     def _look(self) -> None:
         conn = self._connection()
-        if self._current is not None and configuration.version(conn) == self._current.version:
+        version, level = configuration.look(conn)
+        if set_level(level):
+            log.warning("log.level_changed", to=level or "that of the environment")
+        if self._current is not None and version == self._current.version:
             return
         before = self._current
         self._current = self._maker.rules(configuration.read(conn))

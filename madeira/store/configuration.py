@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import psycopg
 
+from madeira.store import audit
 from madeira.store.columns import numbers, texts
 
 #: The kinds of objects; each is the name of its table.
@@ -22,6 +23,24 @@ BUILT_IN: Final = "callback"
 
 #: The version of the whole.
 _VERSION: Final = "SELECT version FROM configuration"
+
+#: The same, with the level of the log that somebody asked for, for as long as it is asked for.
+_LOOK: Final = """
+    SELECT version, CASE WHEN coalesce(log_level_until, 'infinity') > clock_timestamp() THEN log_level END FROM configuration
+"""
+
+#: The level of the log that somebody asked for, and until when.
+_LOG_LEVEL: Final = """
+    SELECT CASE WHEN coalesce(log_level_until, 'infinity') > clock_timestamp() THEN log_level END,
+           CASE WHEN log_level_until > clock_timestamp() THEN log_level_until END
+    FROM configuration
+"""
+
+_SET_LOG_LEVEL: Final = """
+    UPDATE configuration
+    SET log_level = %(level)s, log_level_until = clock_timestamp() + %(for_s)s::float8 * interval '1 s'
+    RETURNING log_level_until
+"""
 
 #: Let no other change in before this one has ended.
 _LOCK: Final = "SELECT version FROM configuration FOR NO KEY UPDATE"
@@ -164,6 +183,35 @@ class Entry(NamedTuple):
     action: str
     what: str
     detail: Mapping[str, Any]
+
+
+def look(conn: psycopg.Connection[Any]) -> tuple[int, str | None]:
+    """The version, and the level of the log that somebody asked for; None: each process has its own."""
+    row = conn.execute(_LOOK).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def log_level(conn: psycopg.Connection[Any]) -> tuple[str | None, datetime | None]:
+    """The level of the log that somebody asked for, and until when; None, None: each process has its own."""
+    row = conn.execute(_LOG_LEVEL).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def set_log_level(
+    conn: psycopg.Connection[Any], level: str | None, *, for_s: float | None, who: str, why: str | None
+) -> datetime | None:
+    """Have all processes log from `level` on, for `for_s` seconds (None: until it is changed); None: each from its own.
+
+    Writes the audit row too. Returns until when it holds.
+    """
+    with conn.transaction():
+        before, _ = log_level(conn)
+        ((until,),) = conn.execute(_SET_LOG_LEVEL, {"level": level, "for_s": None if level is None else for_s}).fetchall()
+        detail = {"before": before, "after": level, "until": until.isoformat() if until else None}
+        audit.record(conn, who, "log-level", "log level", why, detail)
+    return None if until is None else until
 
 
 def version(conn: psycopg.Connection[Any]) -> int:

@@ -150,7 +150,7 @@ def make_ahead(conn: psycopg.Connection[Any], *, today: date | None = None, days
     assert now is not None
     today = today or now.astimezone(UTC).date()
     ((rest,),) = conn.execute(_LAST_OF_REST).fetchall()
-    latest = max((part.last_day for part in parts(conn)), default=today - timedelta(days=1))
+    latest = max(today - timedelta(days=1), *(part.last_day for part in parts(conn)))
     if rest is not None:
         latest = max(latest, rest.astimezone(UTC).date(), today)
     missing = (today + timedelta(days=days) - latest).days

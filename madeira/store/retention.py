@@ -13,7 +13,7 @@ what was removed and not vacuumed yet. It begins anew now and then, for the sake
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 import psycopg
@@ -35,6 +35,9 @@ AGAIN: Final[dict[str, timedelta]] = {"payload": timedelta(days=7), "event": tim
 
 #: How far behind the counting of the roll-ups everything stays.
 _BEHIND_COUNTING: Final = timedelta(hours=1)
+
+#: Before everything.
+_NEVER: Final = datetime(1, 1, 2, tzinfo=UTC)
 
 #: Who removes what goes by itself, as the audit calls it.
 WHO: Final = "retention"
@@ -129,10 +132,15 @@ _SPARE: Final = """
         WHERE e.seq = ANY(%(seqs)s::bigint[]) AND t.seq = e.seq))
 """
 
-#: Take the payloads of a page away. The digest stays, by which the same post is told a duplicate.
+#: Take the payloads of a page away; of what goes as a whole by now they go with it. The digest stays, by which the same post is
+#: told a duplicate.
 _STRIP: Final = f"""
     WITH {_PAGE},
-    due AS MATERIALIZED (SELECT seq FROM page WHERE erased_at IS NULL AND {_MAY_GO}),
+    due AS MATERIALIZED (
+        SELECT seq FROM page
+        WHERE erased_at IS NULL AND {_MAY_GO}
+              AND updated_at >= CASE status WHEN 'succeeded' THEN %(goes_succeeded)s::timestamptz
+                                            ELSE %(goes_cancelled)s::timestamptz END),
     locked AS MATERIALIZED (
         SELECT e.seq FROM event e
         WHERE e.seq = ANY (ARRAY(SELECT seq FROM due)) AND e.erased_at IS NULL AND e.status IN ('succeeded', 'cancelled')
@@ -267,7 +275,9 @@ def strip(conn: psycopg.Connection[Any], ages: Ages, page: int = PAGE) -> Step:
     """
     held = bounds(conn)
     before = held.before(ages.payload)
-    return _walk(conn, "payload", _STRIP, held, {"succeeded": before, "cancelled": before, "dead": None}, page)
+    cutoffs = {"succeeded": before, "cancelled": before, "dead": None}
+    goes = {f"goes_{status}": cutoff or _NEVER for status, cutoff in _cutoffs(held, ages).items()}
+    return _walk(conn, "payload", _STRIP, held, cutoffs, page, **goes)
 
 
 def bury(conn: psycopg.Connection[Any], ages: Ages, page: int = PAGE) -> Step:
@@ -287,13 +297,14 @@ def _walk(
     held: Bounds,
     cutoffs: Mapping[str, datetime | None],
     limit: int,
+    **more: datetime,
 ) -> Step:
     latest = max((cutoff for cutoff in cutoffs.values() if cutoff is not None), default=None)
     if latest is None:
         return Step(0, more=False)
     with conn.transaction():
         ((after,),) = conn.execute(_WALK, {"kind": kind}).fetchall()
-        params = {"after": after, "counted": held.counted, "limit": limit, "jobs_since": held.jobs_since, **cutoffs}
+        params = {"after": after, "counted": held.counted, "limit": limit, "jobs_since": held.jobs_since, **cutoffs, **more}
         ((seen, last, newest, count),) = conn.execute(statement, params).fetchall()
         # A page with something too young in it is looked at again: in the order of acceptance all that follows is younger still.
         is_over = seen == 0 or newest >= latest

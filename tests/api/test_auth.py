@@ -38,6 +38,8 @@ ACCESS: Mapping[str, tuple[str | None, bool]] = {
     "dryRun": ("viewer", False),
     "readAudit": ("viewer", False),
     "readReconcile": ("viewer", False),
+    "readLogLevel": ("viewer", False),
+    "setLogLevel": ("admin", False),
     "listTokens": ("admin", False),
     "createToken": ("admin", False),
     "revokeToken": ("admin", False),

@@ -162,6 +162,9 @@ ASKS: Mapping[str, Callable[[Api], Ask]] = {
     **{f"{action}Endpoint": held(action) for action in ("pause", "resume", "disable", "enable")},
     "createToken": made_token,
     "revokeToken": revoked_token,
+    "setLogLevel": lambda _api: Ask(
+        {}, {"level": "warning", "for_s": 1, "reason": "because"}, "", "log-level", "log level", before=True, after=True
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from madeira.routing.config import Rules
 from madeira.routing.follow import RulesFollower
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
+from madeira.store import configuration
 from madeira.store.database import Database
 from tests.servers import OwnPostgres
 from tests.system.harness import KEY
@@ -305,3 +306,30 @@ def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
+
+
+def test_the_level_of_the_log_follows_within_two_seconds(
+    database: Database, follow: Follow, changes: Changes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for a time ends by itself; then each process has its own again."""
+    asked: list[str | None] = []
+    came = threading.Semaphore(0)
+
+    def note(level: str | None) -> bool:
+        if not asked or asked[-1] != level:
+            asked.append(level)
+            came.release()
+        return False
+
+    monkeypatch.setattr("madeira.routing.follow.set_level", note)
+    follow(changes)
+    assert came.acquire(timeout=10)
+    with database.connection() as conn:
+        configuration.set_log_level(conn, "debug", for_s=1, who="t", why="t")
+    assert came.acquire(timeout=SOON_S)
+    assert came.acquire(timeout=1 + SOON_S)
+    assert asked == [None, "debug", None]
+    with database.connection() as conn:
+        assert configuration.log_level(conn) == (None, None)
+        configuration.set_log_level(conn, "error", for_s=None, who="t", why="t")
+        assert configuration.log_level(conn) == ("error", None)

@@ -88,6 +88,28 @@ _RECORDS: Final = (
         answers={200: ("The last runs, the latest first.", ref("Runs"))},
         problems=(422,),
     ),
+    Operation(
+        method="get",
+        path="/v1/log-level",
+        name="readLogLevel",
+        tag="audit",
+        summary="Tell from which level on all processes log, if that was asked for.",
+        access=parts.VIEWER,
+        answers={200: ("The level, and until when it holds.", ref("LogLevel"))},
+        problems=(422,),
+    ),
+    Operation(
+        method="put",
+        path="/v1/log-level",
+        name="setLogLevel",
+        tag="audit",
+        summary="Have all processes log from a level on, for a time or until it is changed; null gives each its own again.",
+        access=parts.ADMIN,
+        body=json_body(ref("NewLogLevel")),
+        answers={200: ("Asked for; it counts within two seconds.", ref("LogLevel"))},
+        problems=(415, 422),
+        audited=True,
+    ),
 )
 
 _MACHINES: Final = (

@@ -1,0 +1,104 @@
+"""The level of the log, for all processes of the API and of the workers, while they run."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import falcon
+
+from madeira import reasons, strict_json
+from madeira.api import problems, query, reading
+from madeira.api.answers import jsonable
+from madeira.api.auth import Authenticator
+from madeira.api.problems import FieldError, Problem
+from madeira.settings import LOG_LEVELS
+from madeira.states import Role
+from madeira.store import configuration
+from madeira.store.database import Database
+from madeira.strict_json import NotStrictJson
+
+#: Seconds that a level may be asked for at most.
+MAX_FOR_S: Final = 7 * 86_400
+
+_MAX_BODY: Final = 4096
+
+
+class LogLevel:
+    """``GET`` and ``PUT /v1/log-level``."""
+
+    def __init__(self, *, auth: Authenticator, database: Database) -> None:
+        self._auth = auth
+        self._database = database
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Tell the level that was asked for, and until when it holds."""
+        self._auth.person(req.env, Role.VIEWER)
+        query.none(req)
+        with self._database.connection() as connection:
+            level, until = configuration.log_level(connection)
+        resp.data = _document(level, until)
+
+    def on_put(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Ask for a level; null gives each process its own again."""
+        caller = self._auth.person(req.env, Role.ADMIN)
+        query.none(req, in_body=("level", "for_s", "reason"))
+        asked = _asked(reading.json_if_any(req.env, limit=_MAX_BODY))
+        level, for_s = asked["level"], asked.get("for_s")
+        with self._database.connection() as connection:
+            until = configuration.set_log_level(connection, level, for_s=for_s, who=caller.name, why=asked["reason"])
+        resp.data = _document(level, until)
+
+
+def _document(level: str | None, until: Any) -> bytes:
+    return json.dumps({"level": level, "until": until}, default=jsonable).encode()
+
+
+def _asked(raw: bytes) -> Mapping[str, Any]:
+    """The checked fields.
+
+    Raises:
+        Problem: 400 or 422.
+    """
+    try:
+        document = strict_json.parse(raw or b"{}")
+    except NotStrictJson as e:
+        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
+    if document is None:
+        raise problems.invalid([FieldError("body", "must be a JSON object")])
+    errors = [] if "level" in document.values else [FieldError("level", "is required; null gives each process its own again")]
+    errors += [] if "reason" in document.values else [FieldError("reason", "is required")]
+    values: dict[str, Any] = {}
+    for name, given in document.values.items():
+        if name not in _CHECKS:
+            errors.append(FieldError(ascii(name[:64])[1:-1], f"is not known here; known: {', '.join(_CHECKS)}"))
+            continue
+        try:
+            values[name] = _CHECKS[name](given)
+        except ValueError as e:
+            errors.append(FieldError(name, str(e)))
+    if errors:
+        raise problems.invalid(errors)
+    return values
+
+
+def _level(given: Any) -> str | None:
+    if given is not None and given not in LOG_LEVELS:
+        raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}, or null")
+    return None if given is None else str(given)
+
+
+def _for_s(given: Any) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_FOR_S:
+        raise ValueError(f"must be a whole number of seconds from 1 to {MAX_FOR_S}, or be left out")
+    return given
+
+
+def _reason(given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError("must be a text")  # noqa: TRY004  # all that is wrong is told in one way
+    return reasons.check_needed(given)
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {"level": _level, "for_s": _for_s, "reason": _reason}
