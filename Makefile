@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install run test test-long test-crash test-browser lint format bench lock clean
+.PHONY: install run test test-long test-crash test-browser test-pgbouncer lint format bench lock clean
 
 install: $(STAMP)
 
@@ -50,6 +50,10 @@ test-crash: install
 # are in artefacts/console afterwards.
 test-browser: install
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+# The tests of the store once more, with a PgBouncer in transaction mode between them and Postgres. Needs the program pgbouncer.
+test-pgbouncer: install
+	@$(BIN)/python -m pytest --pgbouncer tests/store $(ARGS)
 
 lint: install
 	@$(BIN)/ruff format --check .

@@ -68,7 +68,7 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
         hand.refund = True
         hand.delay(_OUT_OF_USE_S)
         return
-    claim = _claim(tools, hand, endpoint, delivery_id)
+    claim = _claim(tools, hand, endpoint, delivery_id, lane)
     if claim is None:
         return
     if isinstance(claim, Refused):
@@ -86,10 +86,10 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
         _tell(hand, claim, attempt, settled, stays=_is_gone(attempt, endpoint))
 
 
-def _claim(tools: Tools, hand: Hand, endpoint: Endpoint, delivery_id: int) -> Claimed | Refused | None:
+def _claim(tools: Tools, hand: Hand, endpoint: Endpoint, delivery_id: int, lane: str) -> Claimed | Refused | None:
     lease_s = endpoint.timeout + tools.settings.lease_margin_s
     try:
-        return tools.claims.submit(ClaimRequest(delivery_id, str(uuid4()), lease_s), timeout_s=_CLAIM_WITHIN_S)
+        return tools.claims.submit(ClaimRequest(delivery_id, str(uuid4()), lease_s, lane), timeout_s=_CLAIM_WITHIN_S)
     except StoreUnavailable as e:
         tools.broker.gate.close()
         hand.give_back()

@@ -19,10 +19,12 @@ from psycopg import sql
 
 from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
 from tests.databases import Databases
+from tests.pooling import PROGRAM, Pooler
 from tests.servers import OwnPostgres, OwnRedis, with_database
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pgbouncer", action="store_true", help="reach Postgres through a PgBouncer in transaction mode")
     parser.addoption("--rounds", type=int, default=1, help="rounds of each crash test (make test-crash: 20)")
 
 
@@ -87,16 +89,31 @@ def databases(postgres_url: str, template_database: str) -> Iterator[Databases]:
     databases.close()
 
 
+@pytest.fixture(scope="session")
+def pooler(pytestconfig: pytest.Config, postgres_url: str, servers_folder: Path) -> Iterator[Pooler | None]:
+    """What stands between the tests and their databases; None unless ``--pgbouncer`` asks for it."""
+    if not pytestconfig.getoption("--pgbouncer"):
+        yield None
+        return
+    if PROGRAM is None:
+        pytest.exit("--pgbouncer: the program pgbouncer is missing; on Debian: apt-get install pgbouncer", 3)
+    pooler = Pooler(url=postgres_url, folder=servers_folder / "pgbouncer")
+    yield pooler
+    pooler.stop()
+
+
 @pytest.fixture
-def database_url(databases: Databases, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_url(databases: Databases, pooler: Pooler | None, request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of a fresh, migrated database of this test alone."""
+    if request.node.get_closest_marker("direct") and pooler:
+        pytest.skip("it is about a session of the server's own")
     if request.node.get_closest_marker("new_database"):
         url = databases.new()
-        yield url
+        yield pooler.through(url) if pooler else url
         databases.drop(url)
     else:
         url = databases.take()
-        yield url
+        yield pooler.through(url) if pooler else url
         databases.give_back(url)
 
 

@@ -25,6 +25,7 @@ from madeira.settings import Settings, is_loopback, is_set
 from madeira.states import Role
 from madeira.store import configuration, migrate, tokens
 from madeira.store.configuration import Snapshot
+from madeira.store.database import is_direct, session_settings
 
 #: Oldest Postgres, as `server_version_num` says it.
 _POSTGRES: Final = 140000
@@ -125,8 +126,13 @@ def _postgres(values: Settings) -> Iterator[Finding]:
     if missing:
         yield Finding("error", "migrations", f"{', '.join(missing)} not applied yet; run `madeira migrate`")
     else:
+        ahead = migrate.ahead(values.database_url)
+        if ahead:
+            yield Finding("error", "migrations", ahead)
+            return
         yield Finding("ok", "migrations", "the tables are up to date")
         with database(values) as db, db.connection() as pooled:
+            yield from _pooling(pooled)
             yield from _configuration(values, configuration.read(pooled))
             yield from _administrator(values, pooled)
             yield from running_system.held(pooled)
@@ -134,6 +140,20 @@ def _postgres(values: Settings) -> Iterator[Finding]:
             yield from running_system.scheduler(pooled)
             egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
             yield from running_system.addresses(configuration.read(pooled), egress)
+
+
+def _pooling(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+    """Behind a pooler a session cannot be told anything at its start: its role must be."""
+    if is_direct(conn):
+        return
+    missing = {name: value for name, value in session_settings(10.0).items() if _show(conn, name) in ("0", "on")}
+    text = "a pooler stands between; prepared statements are not used"
+    if not missing:
+        yield Finding("ok", "pooler", f"{text}, and the role has the settings of a session")
+        return
+    role = conn.info.user
+    remedy = "; ".join(f'ALTER ROLE "{role}" SET {name} = {value}' for name, value in missing.items())
+    yield Finding("warning", "pooler", f"{text}. It drops the settings of a session, so give them to the role: {remedy}")
 
 
 def _configuration(values: Settings, found: Snapshot) -> Iterator[Finding]:

@@ -34,15 +34,17 @@ _ONE_PER_KEY: Final = "delivery_one_per_key"
 #: what was begun is taken over whatever came before it since.
 _CLAIM: Final = f"""
     WITH asked AS MATERIALIZED (
-        SELECT * FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(lease_s)s::float8[]) AS a (id, token, lease_s)),
+        SELECT * FROM unnest(%(id)s::bigint[], %(token)s::uuid[], %(lease_s)s::float8[], %(lane)s::text[])
+                          AS a (id, token, lease_s, lane)),
     held AS MATERIALIZED (
         SELECT d.id, a.token, a.lease_s, d.claim_token, d.claimed_at, d.attempt
         FROM asked a JOIN delivery d ON d.id = a.id
-        WHERE d.status = 'pending' AND d.next_attempt_at <= now() + interval '1 s'
-                 AND {ordering.MAY_BEGIN}
-              OR d.status = 'delivering' AND d.claim_token = a.token
-              OR d.status = 'delivering' AND d.lease_until < now()
-                 AND d.cancel_requested_at IS NULL AND d.lost + 1 < %(max_lost)s
+        WHERE (a.lane IS NULL OR a.lane = d.lane)
+              AND (d.status = 'pending' AND d.next_attempt_at <= now() + interval '1 s'
+                     AND {ordering.MAY_BEGIN}
+                  OR d.status = 'delivering' AND d.claim_token = a.token
+                  OR d.status = 'delivering' AND d.lease_until < now()
+                     AND d.cancel_requested_at IS NULL AND d.lost + 1 < %(max_lost)s)
         ORDER BY d.id
         FOR NO KEY UPDATE OF d SKIP LOCKED),
     claimed AS (
@@ -231,6 +233,9 @@ class ClaimRequest:
     token: str
     #: Seconds until another worker may take over: the call's timeout and a margin.
     lease_s: float
+    #: The lane that handed it out, whose receiver will be called. Of another delivery that has its number since Postgres was
+    #: restored from a backup, it is not the lane. None: whichever it is.
+    lane: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,7 @@ def claim(conn: psycopg.Connection[Any], requests: Sequence[ClaimRequest]) -> li
         "id": numbers(r.delivery_id for r in requests),
         "token": numbers(r.token for r in requests),
         "lease_s": numbers(r.lease_s for r in requests),
+        "lane": texts(r.lane for r in requests),
         "max_lost": MAX_LOST,
     }
     try:

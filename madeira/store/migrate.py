@@ -152,6 +152,10 @@ def _patiently(apply: Callable[[], None], name: str, patience_s: float) -> None:
                     "pg_stat_activity; end it and run `madeira migrate` again"
                 ) from e
             time.sleep(_PAUSE_S)
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as e:
+            raise StoreError(f"{name} cannot be applied: {' '.join(str(e).split())}") from e
 
 
 def _apply(conn: "psycopg.Connection[Any]", file: Path, lock_s: float) -> None:

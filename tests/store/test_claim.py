@@ -203,3 +203,11 @@ def test_the_age_of_the_budget_runs_from_its_first_attempt(conn: Connection) -> 
         (ref.delivery_id,),
     )
     assert 3600 <= claimed(conn, ref).budget_age_s < 3660
+
+
+def test_a_lane_gets_no_delivery_that_waits_in_another(conn: Connection) -> None:
+    """Redis may know a number from before Postgres was restored, when it was another delivery's: its receiver is not called."""
+    [ref] = routed(conn, ["a"])
+    asked = [ClaimRequest(ref.delivery_id, token(), 40.0, lane) for lane in ("b", "a")]
+    assert isinstance(claim(conn, asked[:1])[0], Refused)
+    assert isinstance(claim(conn, asked[1:])[0], Claimed)

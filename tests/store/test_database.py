@@ -109,6 +109,7 @@ def test_an_exhausted_pool_is_told_in_time(database_url: str) -> None:
     database.close()
 
 
+@pytest.mark.direct
 def test_ended_sessions_are_not_handed_out(database: Database, database_url: str) -> None:
     """An administrator ends every pooled session: the next callers notice nothing."""
     assert good(at_once(*[partial(one, database)] * 8)) == [1] * 8
@@ -163,6 +164,7 @@ def test_a_frozen_server_holds_a_caller_no_longer_than_its_limit(own_postgres: O
     database.close()
 
 
+@pytest.mark.direct
 def test_a_session_has_its_limits(database_url: str) -> None:
     """Timeouts on the server's side too, our name in its list of sessions, and what the URL itself asks for."""
     database = Database(
@@ -174,6 +176,7 @@ def test_a_session_has_its_limits(database_url: str) -> None:
     assert values == [("7s",), ("7s",), ("madeira tests",), ("off",), ("off",), ("7MB",)]
 
 
+@pytest.mark.direct
 def test_a_slow_statement_is_ended_by_the_server(database_url: str) -> None:
     """A statement past its time is cancelled, and is StoreUnavailable to whoever used the pool."""
     database = Database(url=database_url, application="tests", pool_max=1, statement_timeout_s=0.1)

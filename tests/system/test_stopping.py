@@ -218,7 +218,7 @@ def healthy(port: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.alone
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_everything_is_replaced_under_load_and_no_sender_or_receiver_notices(
     launch: Launch, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -247,7 +247,8 @@ def test_everything_is_replaced_under_load_and_no_sender_or_receiver_notices(
     finally:
         load.end()
     took = time.monotonic() - load._begun
-    madeira.wait_all(60)
+    # On a machine that is busy with other things the backlog may be long.
+    madeira.wait_all(300)
     calls = Counter(call.json()["event_id"] for call in receiver.calls)
     outcomes = Counter(row["outcome"] for row in madeira.rows("SELECT outcome FROM delivery_log"))
     print(
