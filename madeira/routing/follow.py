@@ -59,6 +59,8 @@ class RulesFollower:
         self._current: Rules | None = None
         self._conn: BoundedConnection | None = None
         self._away = False
+        #: The level of the log that the database asks for.
+        self._level: str | None = None
         self._first = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
@@ -139,8 +141,10 @@ class RulesFollower:
     def _look(self) -> None:
         conn = self._connection()
         version, level = configuration.look(conn)
-        if set_level(level):
-            log.warning("log.level_changed", to=level or "that of the environment")
+        if level != self._level:
+            self._level = level
+            if set_level(level):
+                log.warning("log.level_changed", to=level or "that of the environment")
         if self._current is not None and version == self._current.version:
             return
         before = self._current
