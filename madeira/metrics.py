@@ -55,6 +55,16 @@ INGRESS_OUTCOMES: Final = (
     "failed",
 )
 
+#: The kinds of differences that reconcile finds.
+RECONCILE_KINDS: Final = (
+    "event_not_queued",
+    "delivery_not_queued",
+    "dead_letter_not_queued",
+    "route_finished_but_queued",
+    "deliver_finished_but_queued",
+    "abandoned",
+)
+
 #: The source of requests that name none that is known.
 UNKNOWN: Final = "unknown"
 
@@ -74,7 +84,7 @@ DELIVERY_ATTEMPT_DURATION = Histogram(
 )
 DELIVERIES_SETTLED = Counter("madeira_deliveries_settled", "Deliveries that reached a final state.", ["endpoint", "status"])
 DELIVERY_RETRIES = Histogram(
-    "madeira_delivery_retries", "Retries that a delivery had needed when it ended.", ["endpoint"], buckets=(0, 1, 2, 5, 10)
+    "madeira_delivery_retries", "Retries that a delivery had needed when it ended.", ["endpoint"], buckets=(0, 1, 2, 4, 5, 10)
 )
 DELIVERY_LATENCY = Histogram("madeira_delivery_latency_seconds", "Time from acceptance to success.", buckets=_LATENCY)
 DEAD_LETTERS = Counter("madeira_dead_letters", "Deliveries that were given up.", ["endpoint", "failure_class"])
@@ -146,7 +156,9 @@ def expect_sources(names: Iterable[str]) -> None:
 
 
 def expect_endpoints(names: Iterable[str]) -> None:
-    """Let the series of endpoints begin at 0, likewise."""
+    """Let the series of endpoints, and those of reconcile, begin at 0 likewise."""
+    for kind in RECONCILE_KINDS:
+        RECONCILE_DIFFERENCES.labels(kind)
     for name in names:
         endpoint = endpoint_label(name)
         for outcome in Outcome:
