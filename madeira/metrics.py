@@ -116,17 +116,18 @@ class Snapshot:
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
         #: The name on the page.
         self.name: Final = f"madeira_{name}"
-        self._documentation = documentation
-        self._labels = labels
+        #: What it is, in words.
+        self.documentation: Final = documentation
+        self.labels: Final = labels
 
     def of(self, values: Mapping[tuple[str, ...], float]) -> Metric:
         """The metric with `values`, each under the values of its labels; names that are too many are added up."""
         names = {label: Names() for label in NAMED}
         few: dict[tuple[str, ...], float] = {}
         for labels, value in values.items():
-            key = tuple(names[n](v) if n in NAMED else v for n, v in zip(self._labels, labels, strict=True))
+            key = tuple(names[n](v) if n in NAMED else v for n, v in zip(self.labels, labels, strict=True))
             few[key] = few.get(key, 0.0) + value
-        family = GaugeMetricFamily(self.name, self._documentation, labels=self._labels)
+        family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
         for key, value in few.items():
             family.add_metric(key, value)
         return family
