@@ -19,6 +19,7 @@ from tests.monitoring import make_rule_tests
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+RULES_AND_CONFIG = DEPLOY / "prometheus"
 PAGE = ROOT / "docs" / "monitoring.md"
 BEGIN, END = "<!-- metrics: made by `python -m tests.monitoring.test_files` -->\n", "<!-- end of metrics -->\n"
 
