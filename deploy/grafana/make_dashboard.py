@@ -51,7 +51,7 @@ ROWS = [
                 "Workers", "Processes with a sign of life lately.", {"": "madeira:workers:max"}, kind="stat", width=4, height=4
             ),
             Panel(
-                "Oldest that waits",
+                "Longest wait",
                 "What is due and not done for longest, in either queue.",
                 {"": "max(madeira:queue_oldest_age_seconds:max)"},
                 "s",
@@ -69,7 +69,7 @@ ROWS = [
                 height=4,
             ),
             Panel(
-                "Dead letters",
+                "Dead letters in all",
                 "Given up, waiting for a person.",
                 {"": "sum(madeira:dead_letters:max)"},
                 kind="stat",

@@ -165,7 +165,7 @@ def test_the_dashboard_is_what_its_script_makes() -> None:
     code = f"import runpy; print(runpy.run_path({str(DEPLOY / 'grafana' / 'make_dashboard.py')!r})['text'](), end='')"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
     assert made == (DEPLOY / "grafana" / "dashboards" / "madeira.json").read_text()
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    assert len({panel["id"] for panel in PANELS}) == len({panel["title"] for panel in PANELS}) == len(PANELS)
 
 
 def test_panels_do_not_cover_each_other() -> None:

@@ -94,6 +94,8 @@ DEAD = 'madeira_dead_letters_total{endpoint="broken",failure_class="receiver"}'
 #: What each panel shows after the script, but for what is 0; None: how long something took, of which only that it is there.
 EXPECTED: dict[str, dict[frozenset[tuple[str, str]], float] | None] = {
     "Workers": {by(): 2},
+    "Dead letters in all": {by(): 3},
+    "Longest wait": None,
     "Unfinished deliveries": {by(): 2},
     "Intake rate": {by(source="test", outcome="accepted"): 100, by(source="shop", outcome="accepted"): 10},
     "Intake failures": {by(source="test", kind="signature"): 7, by(source="test", kind="format"): 5},
@@ -146,7 +148,7 @@ def test_every_panel_and_every_recording_rule_shows_what_happened(open_site: Ope
             if expected is None:
                 wait_until(lambda q=query: shown(q), 20, what=title)
             else:
-                wait_until(lambda q=query, e=expected: shown(q) == pytest.approx(e), 30, what=f"{title}: {query} {shown(query)}")
+                wait_until(lambda q=query, e=expected: shown(q) == pytest.approx(e), 15, what=f"{title}: {query}")
         records = [rule for rule in prometheus.rules() if rule["type"] == "recording"]
         assert {(rule["name"], rule["health"], rule.get("lastError")) for rule in records} == {
             (rule["name"], "ok", None) for rule in records
