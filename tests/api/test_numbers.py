@@ -100,7 +100,9 @@ def test_with_a_token_only_whoever_has_it_sees_the_page(client: Client, given: s
         assert reply.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize(("given", "seen"), [("", False), ("Bearer wrong", False), ("Bearer rïght", False), ("Bearer right", True)])
+@pytest.mark.parametrize(
+    ("given", "seen"), [("", False), ("Bearer wrong", False), ("Bearer rïght", False), ("Bearer right", True)]
+)
 def test_the_other_pages_ask_for_the_same_token(given: str, seen: bool) -> None:
     """Those of workers and scheduler."""
     assert metrics_page.is_allowed(given, "right") is seen
