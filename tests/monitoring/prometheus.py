@@ -72,7 +72,7 @@ class Prometheus:
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10, trust_env=False)
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
         wait_until(self._is_ready, 30, what="the start of Prometheus")
 
     def _is_ready(self) -> bool:

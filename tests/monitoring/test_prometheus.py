@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from tests.monitoring.conftest import Open, Site
@@ -21,7 +22,6 @@ from tests.monitoring.make_rule_tests import FOLDER
 from tests.monitoring.prometheus import program, scaled, scraping, since_start
 from tests.monitoring.test_files import ALERTS, PANELS, RULES_AND_CONFIG
 from tests.receiver import Answer, Receiver
-from tests.servers import OwnPostgres
 from tests.system.harness import SECRET, TOKEN, Madeira, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -182,6 +182,7 @@ def test_a_killed_process_takes_no_count_with_it_and_leaves_no_gauge(open_site: 
     os.kill(site.api.children()[0], signal.SIGKILL)
     site.worker.stop()
     site.worker = madeira.worker(processes=1, name="successor")
+    wait_until(lambda: site.is_served("madeira-worker"), 30, what="the successor's page")
     wait_until(lambda: site.numbers("madeira-worker").get(pools) == of_two / 2, what="the gauge of one")
     wait_until(lambda: len(site.api.children()) == 2, what="the API's new process")
     for _ in range(20):
@@ -224,9 +225,7 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
         thread.join()
 
 
-def test_each_alert_fires_when_its_fault_is_there(
-    open_site: Open, receiver: Receiver, tmp_path: Path, own_postgres: OwnPostgres
-) -> None:
+def test_each_alert_fires_when_its_fault_is_there(open_site: Open, receiver: Receiver, tmp_path: Path) -> None:
     """With minutes made seconds. Before anything is broken none fires but that of the scheduler, which ticks by the minute."""
     breaker = {"enabled": True, "hold": 60}
     site = open_site(
@@ -237,7 +236,6 @@ def test_each_alert_fires_when_its_fault_is_there(
             "dying": {"url": receiver.url("/dying"), "breaker": breaker},
         },
         config=SHOP,
-        database_url=own_postgres.url,
     )
     madeira = site.madeira
     fired: set[str] = set()
@@ -291,13 +289,12 @@ def test_each_alert_fires_when_its_fault_is_there(
         fires("MadeiraWaitsTooLong", queue="route")
         site.scheduler.kill()
         fires("MadeiraSchedulerMissing")
-        own_postgres.stall()
-        with again_and_again(lambda: send("good.x"), 0.2):
+        with psycopg.connect(madeira.database_url) as somebody, again_and_again(lambda: send("good.x"), 0.2):
+            somebody.execute("LOCK TABLE event IN EXCLUSIVE MODE")
             fires("MadeiraIntakeFails", outcome="unavailable")
         assert "MadeiraApiMissing" not in prometheus.firing()
         site.api.kill()
         fires("MadeiraApiMissing")
-        own_postgres.resume()
         assert fired == set(ALERTS)
         assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
 
