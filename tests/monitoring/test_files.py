@@ -187,7 +187,8 @@ def test_grafana_is_given_the_source_that_the_panels_ask() -> None:
     asked = {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]}
     assert asked == {source["uid"]}
     [provider] = yaml.safe_load((provisioning / "dashboards" / "madeira.yml").read_text())["providers"]
-    assert provider["options"]["path"] == "/etc/grafana/dashboards"
+    mounts = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]["volumes"]
+    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in mounts
 
 
 def test_prometheus_asks_at_the_ports_that_the_settings_have() -> None:
