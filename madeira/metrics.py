@@ -55,6 +55,16 @@ INGRESS_OUTCOMES: Final = (
     "failed",
 )
 
+#: The kinds of differences that reconcile finds.
+RECONCILE_KINDS: Final = (
+    "event_not_queued",
+    "delivery_not_queued",
+    "dead_letter_not_queued",
+    "route_finished_but_queued",
+    "deliver_finished_but_queued",
+    "abandoned",
+)
+
 #: The source of requests that name none that is known.
 UNKNOWN: Final = "unknown"
 
@@ -74,7 +84,7 @@ DELIVERY_ATTEMPT_DURATION = Histogram(
 )
 DELIVERIES_SETTLED = Counter("madeira_deliveries_settled", "Deliveries that reached a final state.", ["endpoint", "status"])
 DELIVERY_RETRIES = Histogram(
-    "madeira_delivery_retries", "Retries that a delivery had needed when it ended.", ["endpoint"], buckets=(0, 1, 2, 5, 10)
+    "madeira_delivery_retries", "Retries that a delivery had needed when it ended.", ["endpoint"], buckets=(0, 1, 2, 4, 5, 10)
 )
 DELIVERY_LATENCY = Histogram("madeira_delivery_latency_seconds", "Time from acceptance to success.", buckets=_LATENCY)
 DEAD_LETTERS = Counter("madeira_dead_letters", "Deliveries that were given up.", ["endpoint", "failure_class"])
@@ -106,17 +116,18 @@ class Snapshot:
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
         #: The name on the page.
         self.name: Final = f"madeira_{name}"
-        self._documentation = documentation
-        self._labels = labels
+        #: What it is, in words.
+        self.documentation: Final = documentation
+        self.labels: Final = labels
 
     def of(self, values: Mapping[tuple[str, ...], float]) -> Metric:
         """The metric with `values`, each under the values of its labels; names that are too many are added up."""
         names = {label: Names() for label in NAMED}
         few: dict[tuple[str, ...], float] = {}
         for labels, value in values.items():
-            key = tuple(names[n](v) if n in NAMED else v for n, v in zip(self._labels, labels, strict=True))
+            key = tuple(names[n](v) if n in NAMED else v for n, v in zip(self.labels, labels, strict=True))
             few[key] = few.get(key, 0.0) + value
-        family = GaugeMetricFamily(self.name, self._documentation, labels=self._labels)
+        family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
         for key, value in few.items():
             family.add_metric(key, value)
         return family
@@ -146,7 +157,9 @@ def expect_sources(names: Iterable[str]) -> None:
 
 
 def expect_endpoints(names: Iterable[str]) -> None:
-    """Let the series of endpoints begin at 0, likewise."""
+    """Let the series of endpoints, and those of reconcile, begin at 0 likewise."""
+    for kind in RECONCILE_KINDS:
+        RECONCILE_DIFFERENCES.labels(kind)
     for name in names:
         endpoint = endpoint_label(name)
         for outcome in Outcome:

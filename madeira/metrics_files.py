@@ -36,7 +36,7 @@ OTHERS: Final = "(others)"
 _NOBODY: Final = "0"
 
 #: Kinds of files whose numbers outlive their process, and how two of them become one.
-_FOLDED: Final[Mapping[str, Callable[[float, float], float]]] = {"counter": add, "histogram": add}
+_FOLDED: Final[Mapping[str, Callable[[float, float], float]]] = {"counter": add, "histogram": add, "gauge_max": max}
 
 #: Files that go into the sums in one step; their numbers are part of a file's name.
 _AT_ONCE: Final = 20
@@ -136,7 +136,7 @@ def _locked(lock: int) -> bool:
 def _fold_the_dead(folder: Path) -> None:
     """Add the numbers of processes that are gone to the sums, else restarts would fill the disk and slow each page down.
 
-    Gauges just go: they tell of processes that are there.
+    Gauges just go, since they tell of processes that are there; but those of the latest of all (`max`) tell what once was.
     """
     _end_what_was_cut_off(folder)
     dead: dict[str, list[Path]] = {}

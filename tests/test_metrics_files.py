@@ -72,6 +72,15 @@ def test_gauges_of_the_dead_go(tmp_path: Path, alive: Callable[..., None]) -> No
     assert len(list(tmp_path.glob("*.db"))) == 1
 
 
+def test_the_latest_of_all_stays(tmp_path: Path, alive: Callable[..., None]) -> None:
+    """When something last came to its end is no state of the process that did it."""
+    left(tmp_path, "gauge_max", a=7)
+    left(tmp_path, "gauge_max", a=5, b=3)
+    alive("gauge_max", a=6)
+    for _ in range(2):
+        assert told(tmp_path) == {"a": 7, "b": 3}
+
+
 def test_a_number_that_another_process_has_now_belongs_to_the_dead(tmp_path: Path) -> None:
     """An id came again: who has it now does not write into the file, so its gauges go and its counts are summed."""
     left(tmp_path, "gauge_livesum", os.getpid(), a=7)

@@ -1,0 +1,109 @@
+"""The API's page of numbers: who may read it, and what of it is left when a part cannot be told."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import falcon
+import psycopg
+import pytest
+import redis
+from falcon import testing
+
+from madeira import metrics_page
+from madeira.api import numbers, problems
+from madeira.api.numbers import Numbers
+from madeira.broker.queues import KEYED, ORDINARY, Queues
+from madeira.store.database import Database
+
+Client = Callable[..., testing.TestClient]
+
+
+@pytest.fixture
+def client(database_url: str, redis_url: str) -> Iterator[Client]:
+    """Makes something that asks the page, in the process of the test."""
+    assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
+    with contextlib.ExitStack() as stack:
+
+        def make(token: str = "") -> testing.TestClient:
+            queues = stack.enter_context(contextlib.closing(Queues(redis_url=redis_url, namespace="m", timeout_s=2.0)))
+            database = stack.enter_context(contextlib.closing(Database(url=database_url, application="tests", pool_max=2)))
+            database.open()
+            app = falcon.App()
+            problems.install(app)
+            app.add_route("/metrics", Numbers(database=database, queues=queues, silence_s=60.0, token=token))
+            return testing.TestClient(app)
+
+        yield make
+
+
+def test_the_state_of_the_whole_is_told(client: Client, database_url: str, redis_url: str) -> None:
+    """Of every queue, of Dramatiq's dead ones, of living workers, and of reconcile once it has run."""
+    page = client().simulate_get("/metrics").text
+    for queue in (*KEYED, *ORDINARY):
+        assert f'madeira_queue_messages{{queue="{queue}",state="ready"}} 0.0' in page
+        assert f'madeira_dramatiq_dead_messages{{queue="{queue}"}} 0.0' in page
+    assert "\nmadeira_workers 0.0" in page
+    assert "\nmadeira_reconcile_last_success_timestamp_seconds " not in page
+    with psycopg.connect(database_url, autocommit=True) as c:
+        c.execute("INSERT INTO reconcile_run (finished_at, duration_s, holder, counts) VALUES (to_timestamp(1e9), 1, 'h', '{}')")
+    with redis.Redis.from_url(redis_url) as r:
+        seconds, _ = r.time()
+        r.zadd("m:procs", {"alive": seconds * 1000, "gone": (seconds - 120) * 1000})
+    page = client().simulate_get("/metrics").text
+    assert "\nmadeira_workers 1.0" in page
+    assert "\nmadeira_reconcile_last_success_timestamp_seconds 1e+09" in page
+
+
+def test_a_gauge_that_takes_too_long_spoils_no_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its statement is cut off; those before it and behind it are told."""
+
+    def slow(conn: psycopg.Connection[Any]) -> dict[tuple[str, ...], float]:
+        conn.execute("SET LOCAL statement_timeout = 20")
+        conn.execute("SELECT pg_sleep(5)")
+        return {}
+
+    (first, count), *others = numbers._GAUGES
+    monkeypatch.setattr(numbers, "_GAUGES", ((first, count), (others[0][0], slow), *others[1:]))
+    page = client().simulate_get("/metrics")
+    assert page.status_code == 200
+    assert 'madeira_queue_oldest_age_seconds{queue="route"} 0.0' in page.text
+    assert "# TYPE madeira_reconcile_last_success" not in page.text
+    assert "# TYPE madeira_dead_letters gauge" in page.text
+    assert "# TYPE madeira_deliveries_waiting gauge" in page.text
+
+
+def test_whatever_is_wrong_with_one_part_the_page_is_served(client: Client, redis_url: str) -> None:
+    """A key of another type, as somebody's hand leaves it, costs what depends on it and no more."""
+    with redis.Redis.from_url(redis_url) as r:
+        r.set("m:deliver:active", "nonsense")
+    page = client().simulate_get("/metrics")
+    assert page.status_code == 200
+    assert "madeira_queue_messages" not in page.text
+    assert "madeira_lane_state" not in page.text
+    assert "# TYPE madeira_dead_letters gauge" in page.text
+    assert "# TYPE madeira_ingress_requests_total counter" in page.text
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [(None, 401), ("Bearer", 401), ("Bearer wrong", 401), ("Basic right", 401), ("Bearer right", 200), ("bearer  right ", 200)],
+)
+def test_with_a_token_only_whoever_has_it_sees_the_page(client: Client, given: str | None, status: int) -> None:
+    """And the refusal is a problem document like all others."""
+    headers = {"Authorization": given} if given else {}
+    reply = client("right").simulate_get("/metrics", headers=headers)
+    assert reply.status_code == status
+    assert ("madeira_queue_messages" in reply.text) == (status == 200)
+    if status == 401:
+        assert reply.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"), [("", False), ("Bearer wrong", False), ("Bearer rïght", False), ("Bearer right", True)]
+)
+def test_the_other_pages_ask_for_the_same_token(given: str, seen: bool) -> None:
+    """Those of workers and scheduler."""
+    assert metrics_page.is_allowed(given, "right") is seen
+    assert metrics_page.is_allowed(given, "")
