@@ -12,7 +12,10 @@ TIMEOUT_S = 4.0
 
 
 def main(target: str) -> int:
-    """0 when what listens on this machine at `target` (``PORT/PATH``) answers 200, else 1 with the reason on standard error."""
+    """0 when what listens on this machine at `target` (``PORT/PATH``) is well, else 1 with the reason on standard error.
+
+    It is well when it answers and does not say that it fails (5xx); a page that asks for a token is well too.
+    """
     port, _, path = target.partition("/")
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=TIMEOUT_S)
     try:
@@ -22,7 +25,7 @@ def main(target: str) -> int:
     except (OSError, http.client.HTTPException) as e:
         sys.stderr.write(f"{target}: {e}\n")
         return 1
-    if answer.status != http.client.OK:
+    if answer.status >= http.client.INTERNAL_SERVER_ERROR:
         sys.stderr.write(f"{target}: {answer.status} {body.decode(errors='replace')}\n")
         return 1
     return 0

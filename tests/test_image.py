@@ -54,7 +54,7 @@ def test_the_build_sees_what_it_copies_and_little_else() -> None:
 
 class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/good" else 503)
+        self.send_response({"/good": 200, "/shut": 401}.get(self.path, 503))
         self.end_headers()
         self.wfile.write(b"postgres is away")
 
@@ -79,8 +79,9 @@ def check(target: str) -> tuple[int, str]:
 
 
 def test_a_container_is_well_when_it_says_so(port: int) -> None:
-    """200 is well; anything else, and no answer at all, is not, with the reason."""
+    """An answer is well, also one that asks for a token; a failure, and no answer at all, are not, with the reason."""
     assert check(f"{port}/good") == (0, "")
+    assert check(f"{port}/shut") == (0, "")
     assert check(f"{port}/bad") == (1, f"{port}/bad: 503 postgres is away\n")
     code, reason = check(f"{free_port()}/good")
     assert code == 1
