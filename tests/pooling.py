@@ -36,9 +36,11 @@ class Pooler:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
         secret = f" password={unquote(server.password)}" if server.password else ""
+        # As the role should have it; the plans of empty tables would be those of the first day.
+        told = " connect_query='SET enable_seqscan = off; SET jit = off'"
         lines = [
             "[databases]",
-            f"* = host={server.hostname} port={server.port or 5432} user={unquote(server.username or '')}{secret}",
+            f"* = host={server.hostname} port={server.port or 5432} user={unquote(server.username or '')}{secret}{told}",
             "[pgbouncer]",
             f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =",
             "auth_type = any\npool_mode = transaction\nserver_reset_query =\nmax_client_conn = 500",

@@ -108,6 +108,7 @@ class Caller(threading.Thread):
         return self.result
 
 
+@pytest.mark.direct
 def test_what_waits_becomes_one_group_in_order_of_arrival(patient_database: Database, conn: Connection, make: Groups) -> None:
     """While one commit runs, all others gather; then they go together, at most `max_group`, the first come first."""
     gate, seen = Gate(conn), []
@@ -149,6 +150,7 @@ def test_many_callers_are_all_accepted(own_database: Database, conn: Connection,
     assert len(groups) < 800
 
 
+@pytest.mark.direct
 def test_bad_data_hurts_only_its_sender(patient_database: Database, conn: Connection, make: Groups) -> None:
     """One value that Postgres refuses, in the middle of a group: its caller gets the error, the others are accepted."""
     gate = Gate(conn)
@@ -174,6 +176,7 @@ def test_bad_data_hurts_only_its_sender(patient_database: Database, conn: Connec
     assert conn.execute("SELECT count(*) FROM event").fetchone() == (6,)
 
 
+@pytest.mark.direct
 def test_a_statement_that_takes_too_long_hurts_only_its_sender(
     own_database: Database, database: Database, conn: Connection, make: Groups
 ) -> None:
@@ -207,6 +210,7 @@ def test_after_comes_between_commit_and_answer(own_database: Database, conn: Con
         assert seen[-1] == ((seq,), seq)
 
 
+@pytest.mark.direct
 def test_a_caller_that_gives_up_takes_nobody_down(patient_database: Database, conn: Connection, make: Groups) -> None:
     """One caller of a group gives up while it commits, one before it begins: all others get their answers."""
     gate, seen = Gate(conn), []
@@ -228,6 +232,7 @@ def test_a_caller_that_gives_up_takes_nobody_down(patient_database: Database, co
     assert sorted(item for items in seen for item in items) == [1, 3, 4]
 
 
+@pytest.mark.direct
 def test_only_so_many_may_wait(patient_database: Database, conn: Connection, make: Groups) -> None:
     """Beyond `max_waiting` a caller is turned away at once instead of adding to the queue."""
     gate = Gate(conn)
@@ -248,6 +253,7 @@ def test_only_so_many_may_wait(patient_database: Database, conn: Connection, mak
     assert [caller.outcome() for caller in callers] == [0, 1, 2]
 
 
+@pytest.mark.direct
 def test_stop_commits_what_waits(patient_database: Database, conn: Connection, make: Groups) -> None:
     """What was submitted before the stop is answered; what comes after is refused."""
     gate = Gate(conn)
@@ -270,6 +276,7 @@ def test_stop_commits_what_waits(patient_database: Database, conn: Connection, m
         group.submit(3, 30)
 
 
+@pytest.mark.direct
 def test_stop_gives_up_on_what_takes_too_long(patient_database: Database, conn: Connection, make: Groups) -> None:
     """After its time, those that still wait are told, instead of hanging for ever."""
     gate = Gate(conn)
@@ -289,6 +296,7 @@ def test_stop_gives_up_on_what_takes_too_long(patient_database: Database, conn: 
     assert running.outcome() == 0
 
 
+@pytest.mark.direct
 def test_a_connection_that_was_ended_while_idle_is_replaced_unseen(
     own_database: Database, database_url: str, make: Groups
 ) -> None:
@@ -299,6 +307,7 @@ def test_a_connection_that_was_ended_while_idle_is_replaced_unseen(
         assert terminate(database_url, APPLICATION) == 1
 
 
+@pytest.mark.direct
 @pytest.mark.parametrize("rerun", [False, True])
 def test_a_connection_that_is_lost_in_the_middle(
     patient_database: Database, database_url: str, conn: Connection, make: Groups, rerun: bool
@@ -345,6 +354,7 @@ def test_a_connection_that_is_lost_while_items_are_run_singly(own_database: Data
     assert done == [0, 9]
 
 
+@pytest.mark.direct
 def test_a_server_that_takes_no_more_writes_is_left(own_database: Database, make: Groups) -> None:
     """After a failover the old server is read-only: the group goes to a new connection instead of failing for ever."""
     runs: list[int] = []

@@ -19,8 +19,8 @@ IN_ORDER = [PlannedDelivery(f"later{n}", f"later{n}", ordering_key="k") for n in
 ENDPOINTS = [PlannedDelivery(f"later{n}", f"later{n}") for n in range(10)]
 
 
-#: What Postgres knows of tables that were emptied is something else.
-pytestmark = pytest.mark.new_database
+#: What Postgres knows of tables that were emptied is something else. And behind a pooler no plan is kept: each is made anew.
+pytestmark = [pytest.mark.new_database, pytest.mark.direct]
 
 
 def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:
