@@ -1,7 +1,7 @@
 """Whether this container's process answers: ``python -I deploy/healthcheck.py PORT/PATH``.
 
-The API at ``8000/readyz``, a worker at ``9191/metrics``. Without anything of Madeira, since it runs every few seconds and must
-cost nothing; the image has no curl.
+The API at ``8000/readyz``, a worker at ``9191/metrics``, the scheduler at ``9192/metrics``. Without anything of Madeira, since it
+runs every few seconds and must cost nothing; the image has no curl.
 """
 
 import http.client

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from madeira import settings
+from madeira.broker.queues import KEYED, ORDINARY
 from madeira.cli import main
 from madeira.routing.fields import MAX_TIMEOUT_S
 from tests.queues import declared
@@ -132,6 +133,11 @@ def test_a_worker_is_given_longer_to_stop_than_any_call_may_take(service: str) -
     """The engine waits longer than Dramatiq, and that longer than the longest timeout of an endpoint."""
     (patience_ms,) = option(WORKERS[service]["command"], "--worker-shutdown-timeout")
     assert MAX_TIMEOUT_S < int(patience_ms) / 1000 < seconds(WORKERS[service]["stop_grace_period"])
+
+
+def test_the_numbers_tell_of_every_queue() -> None:
+    """What an actor declares has its gauges."""
+    assert sorted((*KEYED, *ORDINARY)) == declared()
 
 
 def test_the_dedicated_workers_take_all_queues_and_none_twice() -> None:

@@ -39,7 +39,7 @@ DEAD_LETTER: Final = "dead_letter"
 KEYED: Final = (ROUTE, DELIVER, DEAD_LETTER)
 
 #: The other queues: messages that say "it is time", and of which a lost one costs a minute.
-ORDINARY: Final = ("jobs", "notify", "reconcile", "rollup")
+ORDINARY: Final = ("jobs", "notify", "reconcile", "retention", "rollup")
 
 #: What a finish does with a key; see ``scripts/turn.lua``.
 Kind = Literal["f", "d", "k", "b", "s", "x"]

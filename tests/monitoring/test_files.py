@@ -192,13 +192,13 @@ def test_grafana_is_given_the_source_that_the_panels_ask() -> None:
 
 
 def test_prometheus_asks_at_the_ports_that_the_settings_have() -> None:
-    """Each kind of process once, by the name of its service."""
+    """Each kind of process once, by the names of its services."""
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     asked = {(job["job_name"], *dns["names"], dns["port"]) for job in config["scrape_configs"] for dns in job["dns_sd_configs"]}
     s = Settings()
     assert asked == {
         ("madeira-api", "api", s.port),
-        ("madeira-worker", "worker", s.metrics_port),
+        ("madeira-worker", "worker", "worker-deliver", "worker-route", "worker-house", s.metrics_port),
         ("madeira-scheduler", "scheduler", s.scheduler_metrics_port),
     }
     files = [file for glob in config["rule_files"] for file in (DEPLOY / "prometheus").glob(glob)]
