@@ -122,7 +122,7 @@ def test_an_endpoint_that_is_not_configured_says_so_and_does_not_flow(shared_api
 
 
 def test_the_overview_says_that_all_is_well_when_it_is(shared_api: Api, conn: psycopg.Connection[Any]) -> None:
-    conn.execute("TRUNCATE event CASCADE")
+    conn.execute("TRUNCATE event, delivery_log CASCADE")
     ref = making.routed(conn, ("sink",))[0]
     making.settled(conn, making.claimed(conn, ref))
     conn.execute("INSERT INTO reconcile_run (duration_s, holder, counts) VALUES (0.1, 'w', '{\"missing\": 3, \"stray\": 0}')")
