@@ -22,7 +22,7 @@ from madeira.states import JobState, Role
 from madeira.store import jobs as store
 from madeira.store import selection
 from madeira.store.database import Database
-from madeira.store.jobs import NewJob
+from madeira.store.jobs import KEY_PATTERN, RATES, NewJob
 
 #: Jobs of a page, unless the query says otherwise, and at most.
 PAGE: Final = 50
@@ -30,12 +30,6 @@ MAX_PAGE: Final = 200
 
 ACTIONS: Final = ("replay", "cancel", "reroute")
 AMONG: Final = ("unfinished", "dead")
-
-#: Rates that a job may have, per second.
-RATES: Final = (0.001, 10_000)
-
-#: What a client may call a request by, so that it makes one job however often it is sent.
-KEY_PATTERN: Final = r"^[A-Za-z0-9._:-]{1,128}$"
 
 #: What can be done to a job, and whether it needs a reason.
 STEERS: Final[Mapping[str, bool]] = {"pause": True, "resume": False, "cancel": True}

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from madeira.cli.common import configure_log, database, json_option, load, plain, print_json
+from madeira.cli.filters import CLASS, MOMENT, Checked
 from madeira.cli.listen import one_line
 from madeira.states import FailureClass
-from madeira.store import dead_letters, selection
+from madeira.store import dead_letters
 from madeira.store.database import Database
 from madeira.store.dead_letters import Groups, Place
 from madeira.store.selection import Selection
@@ -25,37 +26,20 @@ PAGE: Final = 200
 #: Characters of an answer that are shown.
 _SHOWN: Final = 2000
 
-_MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
-
-
-class _Checked(click.ParamType[Any]):
-    """A text that a filter may have."""
-
-    name = "text"
-
-    def __init__(self, field: str) -> None:
-        self._check = selection.CHECKS[field]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._check(value)
-        except ValueError as e:
-            self.fail(str(e), param, ctx)
-
 
 @click.command()
 @click.argument("delivery", metavar="[ID]", required=False, type=click.IntRange(0, 2**63 - 1))
 @click.option("--groups", is_flag=True, help="Count them by endpoint and error instead.")
-@click.option("--endpoint", type=_Checked("endpoint"), help="Only on their way to this endpoint.")
-@click.option("--source", type=_Checked("source"), help="Only of events of this source.")
+@click.option("--endpoint", type=Checked("endpoint"), help="Only on their way to this endpoint.")
+@click.option("--source", type=Checked("source"), help="Only of events of this source.")
 @click.option(
-    "--type", "event_type", type=_Checked("event_type"), help="Only of this type; with a star at its end, that begin so."
+    "--type", "event_type", type=Checked("event_type"), help="Only of this type; with a star at its end, that begin so."
 )
-@click.option("--class", "failure_class", type=click.Choice([c.value for c in FailureClass]), help="Only of this class.")
-@click.option("--error", type=_Checked("error"), help="Only with this code of the last failure: http_503, dns, ...")
-@click.option("--since", type=_MOMENT, help="Died at this time or later (local, unless it names its zone).")
-@click.option("--until", type=_MOMENT, help="Died before this time.")
-@click.option("--text", type=_Checked("text"), help="With this in the words of the last failure or in the event's id.")
+@click.option("--class", "failure_class", type=CLASS, help="Only of this class.")
+@click.option("--error", type=Checked("error"), help="Only with this code of the last failure: http_503, dns, ...")
+@click.option("--since", type=MOMENT, help="Died at this time or later (local, unless it names its zone).")
+@click.option("--until", type=MOMENT, help="Died before this time.")
+@click.option("--text", type=Checked("text"), help="With this in the words of the last failure or in the event's id.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
 @json_option
 def dead(delivery: int | None, groups: bool, limit: int, as_json: bool, **asked: Any) -> None:
@@ -87,9 +71,8 @@ def _see_that_it_is_alone(groups: bool, asked: Mapping[str, Any]) -> None:
 
 
 def _selection(asked: Mapping[str, Any]) -> Selection:
-    moments = {name: asked[name].astimezone(UTC) if asked[name] else None for name in ("since", "until")}
     failure_class = FailureClass(asked["failure_class"]) if asked["failure_class"] else None
-    return Selection(**{**asked, **moments, "failure_class": failure_class})
+    return Selection(**{**asked, "failure_class": failure_class})
 
 
 def _latest(db: Database, wanted: Selection, limit: int) -> Iterator[Mapping[str, Any]]:

@@ -6,7 +6,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -16,9 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from madeira.broker.waking import wake_jobs
 from madeira.cli.acting import maybe_reason_option, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.cli.filters import CLASS, MOMENT, Key, Number
 from madeira.errors import AlreadyThere, SelectionInvalid
 from madeira.settings import Settings
-from madeira.states import ErrorCode, FailureClass, JobState
+from madeira.states import ErrorCode, JobState
 from madeira.store import jobs as store
 from madeira.store import selection
 from madeira.store.database import Database
@@ -29,6 +30,9 @@ LOOK_S: Final = 0.25
 
 #: Options that say which ones; their names are those of a selection.
 _FILTERS: Final = ("source", "endpoint", "event_type", "failure_class", "error", "since", "until", "text")
+
+#: As they are typed.
+_OPTION: Final = {name: f"--{name}" for name in _FILTERS} | {"event_type": "--type", "failure_class": "--class"}
 
 #: Options that only a job has.
 _OF_JOBS: Final = (
@@ -44,8 +48,6 @@ _OF_JOBS: Final = (
     "follow",
     "key",
 )
-
-_MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
 
 _COLORS: Final = {"running": "cyan", "paused": "yellow", "done": "green", "cancelled": "yellow", "failed": "red"}
 
@@ -139,14 +141,14 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--source", help="Source of the event; without an event: only those of this source."),
             click.option("--endpoint", help="Only what goes to this endpoint."),
             click.option("--type", "event_type", help="Only this type, or with a star at its end all that begin so."),
-            click.option("--class", "failure_class", type=click.Choice(list(FailureClass)), help="Only of this failure class."),
+            click.option("--class", "failure_class", type=CLASS, help="Only of this failure class."),
             click.option("--error", help=f"Only with this code of the last failure: http_503, {ErrorCode.DNS}, ..."),
-            click.option("--since", type=_MOMENT, help="Only what died at this time or later (local, unless it names its zone)."),
-            click.option("--until", type=_MOMENT, help="Only what died before this time."),
+            click.option("--since", type=MOMENT, help="Only what died at this time or later (local, unless it names its zone)."),
+            click.option("--until", type=MOMENT, help="Only what died before this time."),
             click.option("--text", help="Only with this in the words of the last failure, or in the event's id."),
             click.option("--all", "everything", is_flag=True, help="All that there are, without any other filter."),
-            click.option("--rate", type=click.FloatRange(0.001, 10_000), help="How many a second, at most."),
-            click.option("--key", help="Makes a command that is given twice one job."),
+            click.option("--rate", type=Number(*store.RATES), help="How many a second, at most."),
+            click.option("--key", type=Key(), help="Makes a command that is given twice one job."),
             click.option("--dry-run", is_flag=True, help="Only count, and show a few."),
             click.option("--follow", is_flag=True, help="Wait for the end; the exit code is 1 unless everything was done."),
         )
@@ -157,7 +159,8 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_of_jobs(asked: Mapping[str, Any]) -> bool:
     """Whether anything is asked for that only a job has."""
-    return any(asked[name] for name in _OF_JOBS)
+    # An empty text is one too: of `--type "$TYPE"` without a value, all of an endpoint must not be what is left.
+    return any(asked[name] is not None and asked[name] is not False for name in _OF_JOBS)
 
 
 def start(
@@ -196,7 +199,7 @@ def _selection(asked: Mapping[str, Any]) -> selection.Selection:
     if not given and not asked["everything"]:
         raise click.UsageError("give EVENT_ID and --source, or say which ones: by --endpoint, --class and others, or --all")
     if given and asked["everything"]:
-        raise click.UsageError(f"--all is without any other filter, and there is --{next(iter(given)).replace('_', '-')}")
+        raise click.UsageError(f"--all is without any other filter, and there is {_OPTION[next(iter(given))]}")
     document = {name: _as_text(value) for name, value in given.items()}
     try:
         return selection.from_document(document)
@@ -205,7 +208,7 @@ def _selection(asked: Mapping[str, Any]) -> selection.Selection:
 
 
 def _as_text(value: Any) -> str:
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _preview(db: Database, job: NewJob, *, as_json: bool) -> None:

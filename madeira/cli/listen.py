@@ -17,6 +17,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from madeira.cli.common import json_option
 from madeira.cli.faults import Faults
+from madeira.cli.filters import Number
 from madeira.delivery.signing import standard_key
 from madeira.settings import secret_reference
 
@@ -31,8 +32,8 @@ _SHAKY: Final = 2
 
 
 #: A share of the calls, and a time.
-_SHARE: Final = click.FloatRange(0, 1)
-_SECONDS: Final = click.FloatRange(0, 3600)
+_SHARE: Final = Number(0, 1)
+_SECONDS: Final = Number(0, 3600)
 
 
 @click.command()

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from madeira.cli.common import configure_log, database, json_option, load, plain
+from madeira.cli.filters import MOMENT
 from madeira.cli.listen import one_line
 from madeira.states import EventStatus
 from madeira.store import listing, timeline
@@ -27,7 +28,6 @@ OVERLAP: Final = timedelta(seconds=15)
 PAGE: Final = 200
 
 _COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
-_MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
 
 
 @click.command("list")
@@ -36,8 +36,8 @@ _MOMENT: Final = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"
 @click.option("--source", help="Only events of this source.")
 @click.option("--endpoint", help="Only events that go to this endpoint.")
 @click.option("--trace", "trace_id", help="Only events of this trace.")
-@click.option("--since", type=_MOMENT, help="Accepted at this time or later (local, unless it names its zone).")
-@click.option("--until", type=_MOMENT, help="Accepted before this time.")
+@click.option("--since", type=MOMENT, help="Accepted at this time or later (local, unless it names its zone).")
+@click.option("--until", type=MOMENT, help="Accepted before this time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--follow", is_flag=True, help="Go on with those that come, until interrupted.")
 @json_option
@@ -48,16 +48,11 @@ def list_events(limit: int, follow: bool, as_json: bool, **asked: Any) -> None:
     """
     values = load()
     configure_log(values)
-    asked |= {name: _aware(asked[name]) for name in ("since", "until")}
     wanted = Wanted(**(asked | {"status": EventStatus(asked["status"]) if asked["status"] else None}))
     show = _print_json if as_json else _Lines().show
     with database(values) as db:
         for event in _coming(db, wanted) if follow else _newest(db, wanted, limit):
             show(event)
-
-
-def _aware(moment: datetime | None) -> datetime | None:
-    return moment.astimezone(UTC) if moment else None
 
 
 def _newest(db: Database, wanted: Wanted, limit: int) -> Iterator[Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """The command `madeira` itself: what all commands share, and how errors reach a person."""
 
+import os
 import re
 import sys
 from typing import Any, Final
@@ -38,7 +39,10 @@ class _Commands(click.Group):
     """Tells whatever can be wrong outside of our code in one line, without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run; a terminal or file that cannot show a character gets its escape."""
+        """Run; a terminal or file that cannot show a character gets its escape, and what was closed swallows what it gets."""
+        # Python has None for a stream that was closed before the start, and the next file or socket would get its number.
+        sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         for stream in (sys.stdout, sys.stderr):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure and getattr(stream, "errors", None) == "strict":

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import falcon
 
+from madeira import strict_json
 from madeira.api import jobs as api
 from madeira.api import problems, query
 from madeira.api.problems import FieldError, Problem, invalid
@@ -17,6 +18,7 @@ from madeira.errors import AlreadyThere, IllegalTransition
 from madeira.states import JobState, Role
 from madeira.store import jobs as store
 from madeira.store.jobs import NewJob
+from madeira.strict_json import NotStrictJson
 
 #: Jobs of a page.
 PAGE: Final = 25
@@ -111,9 +113,11 @@ def _asked(form: Mapping[str, str]) -> NewJob:
     """
     values: dict[str, Any] = {"action": form.get("action"), "reason": forms.reason(form), "key": form.get("key")}
     try:
-        values["filter"] = json.loads(form.get("filter", ""))
-    except ValueError:
+        # As strictly as the API: a field that is named twice must not be one that the preview has not shown.
+        read = strict_json.parse(form.get("filter", "").encode())
+    except NotStrictJson:
         raise invalid([FieldError("filter", "cannot be read: load the preview again")]) from None
+    values["filter"] = None if read is None else read.values
     if values["action"] == "cancel":
         values["among"] = form.get("among", "dead")
     if values["action"] == "replay":

@@ -22,6 +22,12 @@ from madeira.store.selection import Selection
 #: Examples that a preview shows.
 SAMPLE: Final = 3
 
+#: Rates that a job may have, per second.
+RATES: Final = (0.001, 10_000)
+
+#: What a client may call a request by, so that it makes one job however often it is sent.
+KEY_PATTERN: Final = r"^[A-Za-z0-9._:-]{1,128}$"
+
 #: What a job shows of itself.
 _COLUMNS: Final = """
     id, action, selection AS filter, among, reason, who, key, ordered, rate, state, total, done, failed, skipped, skips,

@@ -91,6 +91,20 @@ def test_an_output_that_knows_ascii_only(environ: dict[str, str]) -> None:
     assert "there is no file /nowhere/d\xe9" in json.loads(done.stdout)[-1]["text"]
 
 
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_an_output_that_was_closed(environ: dict[str, str], closed: str) -> None:
+    """Nobody hears the answer; the exit code is what it would be."""
+    told = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}>&-', "sh", sys.executable, "-m", "madeira.cli", "doctor", "--json"],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (told.returncode, told.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1", "a..b"])
 def test_a_wrong_host_is_not_blamed_on_the_port(host: str) -> None:
     """Another port would not help."""

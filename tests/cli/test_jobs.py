@@ -64,6 +64,37 @@ def test_many_are_not_meant_by_leaving_something_out(terminal: Terminal) -> None
     assert terminal.audited() == []
 
 
+def test_a_variable_that_is_empty_does_not_widen_what_is_meant(terminal: Terminal) -> None:
+    """Of `cancel --endpoint a --type "$TYPE"`, all of the endpoint is not what is left."""
+    routed(terminal.conn)
+    for option in ("--type", "--text", "--error", "--source", "--key"):
+        for wrong in (["cancel", "--endpoint", "a"], ["replay", "--endpoint", "a"]):
+            terminal.run(*wrong, option, "", "--reason", "x", code=2)
+    terminal.run("cancel", "one", "--source", "shop", "--type", "", "--reason", "x", code=2)
+    assert terminal.audited() == []
+
+
+def test_classes_are_typed_as_they_are_shown(terminal: Terminal) -> None:
+    dead(terminal, 2)
+    for command in ("replay", "cancel", "reroute"):
+        terminal.run(command, "--class", "receiver", "--reason", "x", "--dry-run")
+    assert "about 2" in terminal.run("replay", "--class", "receiver", "--reason", "x", "--dry-run").stdout
+
+
+def test_a_number_a_key_or_a_time_that_cannot_be_is_refused(terminal: Terminal) -> None:
+    for wrong in (["--rate", "nan"], ["--key", "k" * 129], ["--key", "a b"]):
+        told = terminal.run("replay", "--all", *wrong, "--reason", "x", code=2)
+        assert wrong[0] in told.stderr
+    environ = terminal.env
+    # In one zone the first midnight of the calendar is before it, in the other the last one behind it.
+    for zone, moment in (("Pacific/Kiritimati", "0001-01-01"), ("America/Los_Angeles", "9999-12-31T23:00:00")):
+        terminal.env = environ | {"TZ": zone}
+        for command in (["replay", "--reason", "x"], ["dead"], ["events", "list"]):
+            for option in ("--since", "--until"):
+                assert option in terminal.run(*command, option, moment, code=2).stderr
+    assert terminal.audited() == []
+
+
 def test_a_cancel_and_a_reroute_of_many_are_jobs_too(terminal: Terminal) -> None:
     dead(terminal, 1, event_type="order.refused")
     routed(terminal.conn)

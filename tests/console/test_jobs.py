@@ -178,12 +178,15 @@ def test_a_form_that_is_sent_twice_makes_one_job(shared_api: Api, conn: Connecti
         ({"rate": "nan"}, "rate"),
         ({"rate": "0"}, "rate"),
         ({"filter": "{"}, "load the preview again"),
+        ({"filter": "[" * 9000}, "load the preview again"),
+        ({"filter": '{"endpoint": "nobody", "endpoint": "somebody"}'}, "load the preview again"),
+        ({"filter": "[]"}, "filter must be an object"),
         ({"filter": '{"endpoint": 3}'}, "filter.endpoint"),
         ({"filter": '{"colour": "red"}'}, "filter.colour"),
         ({"action": "destroy"}, "action"),
         ({"key": "a b"}, "key"),
     ],
-    ids=str,
+    ids=lambda one: str(one)[:40],
 )
 def test_nothing_is_made_of_a_form_that_is_wrong(shared_api: Api, conn: Connection, wrong: dict[str, str], words: str) -> None:
     endpoint = name()

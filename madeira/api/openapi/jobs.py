@@ -26,6 +26,7 @@ from madeira.api.openapi.parts import (
 from madeira.reasons import MAX_REASON
 from madeira.states import ErrorCode, FailureClass, JobState
 from madeira.store import selection
+from madeira.store.jobs import KEY_PATTERN, RATES
 
 _ID: Final = in_path("id", {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}, "Its number.")
 
@@ -55,10 +56,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
         {
             "among": words(*jobs.AMONG, about="Of a cancel: what has not ended (the default), or what is dead."),
             "ordered": flag("Of a replay: one at a time per endpoint, in the order of the events; true unless said otherwise."),
-            "rate": nullable(
-                number("How many a second, at most; not of a cancel.", minimum=jobs.RATES[0], maximum=jobs.RATES[1])
-            ),
-            "key": nullable(text("Makes a request that is sent twice one job.", pattern=jobs.KEY_PATTERN)),
+            "rate": nullable(number("How many a second, at most; not of a cancel.", minimum=RATES[0], maximum=RATES[1])),
+            "key": nullable(text("Makes a request that is sent twice one job.", pattern=KEY_PATTERN)),
             "dry_run": flag("Only count, and show a few."),
         },
         action=words(*jobs.ACTIONS),

@@ -1,0 +1,73 @@
+"""Values of options that several commands have: a time, a text that a filter may have, a share or a pace."""
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from madeira.states import FailureClass
+from madeira.store import selection
+from madeira.store.jobs import KEY_PATTERN
+
+
+class Moment(click.DateTime):
+    """A time; one that does not name its zone is local."""
+
+    def __init__(self) -> None:
+        super().__init__(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The time, in UTC."""
+        found: datetime = super().convert(value, param, ctx)
+        try:
+            return found.astimezone(UTC)
+        except (OverflowError, ValueError):
+            # The first and the last hours of the calendar are beyond it in another zone.
+            self.fail(f"{value!r} is no time in UTC.", param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number within bounds. That which is none (``nan``) is neither below nor above any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
+
+
+class Checked(click.ParamType[Any]):
+    """A text that a filter may have."""
+
+    name = "text"
+
+    def __init__(self, field: str) -> None:
+        self._check = selection.CHECKS[field]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """What the filter has of it."""
+        try:
+            return self._check(value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+
+
+class Key(click.ParamType[str]):
+    """What makes a command that is given twice one job, as the API takes it."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The key as it is."""
+        if not re.fullmatch(KEY_PATTERN, value):
+            self.fail("must be of 1 to 128 letters, digits, '.', '_', ':' and '-'", param, ctx)
+        return str(value)
+
+
+#: A class of failure, as it is written everywhere else: of an enumeration itself click would take the names.
+CLASS: Final = click.Choice([one.value for one in FailureClass])
+
+MOMENT: Final = Moment()
