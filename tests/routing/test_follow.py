@@ -322,11 +322,12 @@ def test_the_level_of_the_log_follows_within_two_seconds(
         return False
 
     monkeypatch.setattr("madeira.routing.follow.set_level", note)
-    follow(changes)
+    follower = follow(changes)
+    assert follower.wait(10)
     with database.connection() as conn:
-        configuration.set_log_level(conn, "debug", for_s=1, who="t", why="t")
+        configuration.set_log_level(conn, "debug", for_s=3, who="t", why="t")
     assert came.acquire(timeout=SOON_S)
-    assert came.acquire(timeout=1 + SOON_S)
+    assert came.acquire(timeout=3 + SOON_S)
     assert asked == ["debug", None]
     with database.connection() as conn:
         assert configuration.log_level(conn) == (None, None)
