@@ -53,6 +53,7 @@ def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
             breaker={"enabled": True, "hold": HOLD_S, "max": 4 * HOLD_S},
             retry={"initial": 0.3, "max": 1.0, "max_attempts": 6},
         ),
+        "dead": at("dead", concurrency=CAP, breaker={"enabled": True, "hold": 300, "max": 600}, retry={"initial": 60, "max": 60}),
         "quiet": at("quiet", breaker={"enabled": True, "hold": 300, "max": 600}, retry={"initial": 60, "max": 60}),
     }
 
@@ -310,8 +311,12 @@ def test_a_receiver_that_dies_is_left_alone_and_comes_back_step_by_step(shared: 
     dead = [call for call in receiver.calls_to("/dying") if call.status == 503 or call.at > died]
     failed = [call for call in dead if call.status != 200]
     probes = 3
-    print(f"{len(failed)} calls while it was dead")
-    assert len(failed) <= probes + 5 + CAP
+    # A failure that was under way together with a good call may be heard of before it, and then is none of five in a row.
+    last_good = max(call.ended or 0.0 for call in receiver.calls_to("/dying") if call.status == 200 and call.at < died + HOLD_S)
+    mixed = sum(call.at < last_good for call in failed)
+    print(f"{len(failed)} calls while it was dead, {mixed} of them beside good ones of before")
+    assert mixed <= CAP
+    assert len(failed) <= probes + mixed + 5 + CAP
     retries = madeira.value("SELECT sum(retries) FROM delivery WHERE endpoint = 'dying'")
     assert retries <= len(failed), "nothing that waits is counted"
 
@@ -338,6 +343,16 @@ def test_a_receiver_that_dies_is_left_alone_and_comes_back_step_by_step(shared: 
     )
     assert madeira.value("SELECT sum(retries) FROM delivery WHERE endpoint = 'dying'") == failures
     assert shown(madeira, "dying")["lane"]["state"] == "active"
+
+
+def test_a_receiver_that_is_dead_before_the_first_call_gets_what_opens_it_and_what_is_under_way_then(shared: Site) -> None:
+    receiver = shared.receiver
+    receiver.answer("/dead", Answer(status=503, delay_s=0.03))
+    shared.bulk.post(60, "dead.x")
+    wait_until(lambda: shown(shared.madeira, "dead")["lane"]["state"] == "open", what="the breaker opens")
+    receiver.wait_idle()
+    assert 5 <= receiver.count("/dead") <= 5 + CAP
+    shared.bulk.call_off("dead")
 
 
 def test_a_receiver_that_is_called_rarely_is_left_alone_after_five_failures_too(shared: Site) -> None:
