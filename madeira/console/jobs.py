@@ -12,7 +12,7 @@ from madeira import strict_json
 from madeira.api import jobs as api
 from madeira.api import problems, query
 from madeira.api.problems import FieldError, Problem, invalid
-from madeira.console import asking, forms, picking, words
+from madeira.console import asking, fields, forms, picking, words
 from madeira.console.house import House, Page, acting, session_of
 from madeira.errors import AlreadyThere, IllegalTransition
 from madeira.states import JobState, Role
@@ -122,11 +122,8 @@ def _asked(form: Mapping[str, str]) -> NewJob:
         values["among"] = form.get("among", "dead")
     if values["action"] == "replay":
         values["ordered"] = form.get("ordered") != "0"
-    if form.get("rate", "").strip():
-        try:
-            values["rate"] = float(form["rate"])
-        except ValueError:
-            values["rate"] = form["rate"]
+    if rate := form.get("rate", "").strip():
+        values["rate"] = fields.number(rate)
     return api.asked(values)[0]
 
 

@@ -2,7 +2,7 @@
 
 import hmac
 import secrets
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import falcon
 
@@ -80,8 +80,14 @@ def to_sign_in(req: falcon.Request) -> falcon.HTTPStatus:
 
 
 def _onward(given: str) -> str:
-    """A page of the console, whatever was given: never a way to another site."""
+    """A page of the console, whatever was given: never a way to another site, or to the rest of this one."""
     inside = given == "/console" or given.startswith(("/console/", "/console?"))
-    if not inside or "\\" in given or "//" in given or not given.isascii() or not given.isprintable():
+    if not inside or "\\" in given or "//" in given or not given.isascii() or not given.isprintable() or _climbs(given):
         return "/console"
     return quote(given, safe=SAFE)
+
+
+def _climbs(address: str) -> bool:
+    """Whether a browser would take a way up out of `address`, also one whose dots are escaped."""
+    path = address.partition("?")[0]
+    return any(unquote(segment) in (".", "..") for segment in path.split("/"))

@@ -176,6 +176,8 @@ def test_a_form_that_is_sent_twice_makes_one_job(shared_api: Api, conn: Connecti
         ({"reason": " "}, "reason"),
         ({"rate": "quick"}, "rate"),
         ({"rate": "nan"}, "rate"),
+        ({"rate": "1_0"}, "rate"),
+        ({"rate": "\u0661"}, "rate"),
         ({"rate": "0"}, "rate"),
         ({"filter": "{"}, "load the preview again"),
         ({"filter": "[" * 9000}, "load the preview again"),
