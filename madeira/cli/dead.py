@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from madeira.cli.common import configure_log, database, json_option, load, plain, print_json
-from madeira.cli.filters import CLASS, MOMENT, Checked
+from madeira.cli.filters import CLASS, MOMENT, Checked, Whole
 from madeira.cli.listen import one_line
 from madeira.states import FailureClass
 from madeira.store import dead_letters
@@ -28,7 +28,7 @@ _SHOWN: Final = 2000
 
 
 @click.command()
-@click.argument("delivery", metavar="[ID]", required=False, type=click.IntRange(0, 2**63 - 1))
+@click.argument("delivery", metavar="[ID]", required=False, type=Whole(0, 2**63 - 1))
 @click.option("--groups", is_flag=True, help="Count them by endpoint and error instead.")
 @click.option("--endpoint", type=Checked("endpoint"), help="Only on their way to this endpoint.")
 @click.option("--source", type=Checked("source"), help="Only of events of this source.")
@@ -40,7 +40,7 @@ _SHOWN: Final = 2000
 @click.option("--since", type=MOMENT, help="Died at this time or later (local, unless it names its zone).")
 @click.option("--until", type=MOMENT, help="Died before this time.")
 @click.option("--text", type=Checked("text"), help="With this in the words of the last failure or in the event's id.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Whole(1, 100_000), default=50, show_default=True, help="How many at most.")
 @json_option
 def dead(delivery: int | None, groups: bool, limit: int, as_json: bool, **asked: Any) -> None:
     """List dead letters, the latest first; ID (of a delivery) shows one with its attempts.

@@ -28,11 +28,28 @@ class Moment(click.DateTime):
             self.fail(f"{value!r} is no time in UTC.", param, ctx)
 
 
+#: What Python takes in a number and nobody else does: ``1_0``, and digits of other scripts.
+_ODD: Final = re.compile(r"_|[^\x00-\x7f]")
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds, written as everywhere else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        if _ODD.search(str(value)):
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        found: int = super().convert(value, param, ctx)
+        return found
+
+
 class Number(click.FloatRange):
-    """A number within bounds. That which is none (``nan``) is neither below nor above any."""
+    """A number within bounds, written as everywhere else. That which is none (``nan``) is neither below nor above any."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
+        if _ODD.search(str(value)):
+            self.fail(f"{value!r} is not a number.", param, ctx)
         found: float = super().convert(value, param, ctx)
         if math.isnan(found):
             self.fail(f"{value!r} is not a number.", param, ctx)

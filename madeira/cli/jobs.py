@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from madeira.broker.waking import wake_jobs
 from madeira.cli.acting import maybe_reason_option, reason_option, refusals, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
-from madeira.cli.filters import CLASS, MOMENT, Key, Number
+from madeira.cli.filters import CLASS, MOMENT, Key, Number, Whole
 from madeira.errors import AlreadyThere, SelectionInvalid
 from madeira.settings import Settings
 from madeira.states import ErrorCode, JobState
@@ -59,7 +59,7 @@ def jobs() -> None:
 
 @jobs.command("list")
 @click.option("--state", type=click.Choice([state.value for state in JobState]), help="Only jobs in this state.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many at most.")
+@click.option("--limit", type=Whole(1, 1000), default=20, show_default=True, help="How many at most.")
 @json_option
 def list_jobs(state: str | None, limit: int, as_json: bool) -> None:
     """List jobs, the latest first."""
@@ -77,7 +77,7 @@ def list_jobs(state: str | None, limit: int, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job_id", metavar="JOB", type=int)
+@click.argument("job_id", metavar="JOB", type=Whole())
 @json_option
 def show(job_id: int, as_json: bool) -> None:
     """Show a job: what it is about, why, by whom, and how far it has come."""
@@ -95,7 +95,7 @@ def show(job_id: int, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job_id", metavar="JOB", type=int)
+@click.argument("job_id", metavar="JOB", type=Whole())
 @json_option
 def follow(job_id: int, as_json: bool) -> None:
     """Wait for the end of a job; the exit code is 1 unless everything was done."""
@@ -107,7 +107,7 @@ def follow(job_id: int, as_json: bool) -> None:
 
 def _steer(steer: str, about: str, *, needs_reason: bool) -> click.Command:
     @click.command(steer, help=about)
-    @click.argument("job_id", metavar="JOB", type=int)
+    @click.argument("job_id", metavar="JOB", type=Whole())
     @(reason_option if needs_reason else maybe_reason_option)
     @json_option
     def command(job_id: int, reason: str | None, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from madeira.cli.common import json_option
 from madeira.cli.faults import Faults
-from madeira.cli.filters import Number
+from madeira.cli.filters import Number, Whole
 from madeira.delivery.signing import standard_key
 from madeira.settings import secret_reference
 
@@ -38,18 +38,18 @@ _SECONDS: Final = Number(0, 3600)
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8900, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on; 0: any.")
+@click.option("--port", default=8900, show_default=True, type=Whole(0, 65535), help="Port to listen on; 0: any.")
 @click.option(
     "--secret",
     multiple=True,
     help="Secret that calls are signed with, best as env:NAME: a literal is seen in the list of processes. Several: any fits.",
 )
-@click.option("--status", default=200, show_default=True, type=click.IntRange(100, 599), help="Status to answer with.")
+@click.option("--status", default=200, show_default=True, type=Whole(100, 599), help="Status to answer with.")
 @click.option("--body", default='{"success": true}', show_default=True, help="Body to answer with.")
 @click.option("--sample", is_flag=True, help="Answer by the event type, as `madeira up --demo` needs it.")
 @click.option("--slow", default=0.0, type=_SECONDS, metavar="SECONDS", help="Wait before each answer.")
 @click.option("--fail", default=0.0, type=_SHARE, metavar="SHARE", help="Answer this share of the calls with a failure.")
-@click.option("--fail-status", default=503, show_default=True, type=click.IntRange(100, 599), help="Status of such a failure.")
+@click.option("--fail-status", default=503, show_default=True, type=Whole(100, 599), help="Status of such a failure.")
 @click.option("--hang", default=0.0, type=_SHARE, metavar="SHARE", help="Never answer this share of the calls.")
 @click.option("--drop", default=0.0, type=_SHARE, metavar="SHARE", help="Cut this share of the calls off without an answer.")
 @click.option("--refuse", default=0.0, type=_SECONDS, metavar="SECONDS", help="Refuse connections for so long at first.")

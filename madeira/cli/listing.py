@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from madeira.cli.common import configure_log, database, json_option, load, plain
-from madeira.cli.filters import MOMENT
+from madeira.cli.filters import MOMENT, Whole
 from madeira.cli.listen import one_line
 from madeira.states import EventStatus
 from madeira.store import listing, timeline
@@ -38,7 +38,7 @@ _COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "p
 @click.option("--trace", "trace_id", help="Only events of this trace.")
 @click.option("--since", type=MOMENT, help="Accepted at this time or later (local, unless it names its zone).")
 @click.option("--until", type=MOMENT, help="Accepted before this time.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Whole(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--follow", is_flag=True, help="Go on with those that come, until interrupted.")
 @json_option
 def list_events(limit: int, follow: bool, as_json: bool, **asked: Any) -> None:

@@ -7,6 +7,7 @@ import click
 from madeira import settings
 from madeira.cli.acting import maybe_reason_option
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.cli.filters import Whole
 from madeira.settings import LOG_LEVELS
 from madeira.store import configuration
 
@@ -16,7 +17,7 @@ _OWN: Final = "own"
 
 @click.command("log-level")
 @click.argument("level", required=False, type=click.Choice([*LOG_LEVELS, _OWN]))
-@click.option("--for", "for_s", type=click.IntRange(1, 7 * 86_400), metavar="SECONDS", help="Only for so long.")
+@click.option("--for", "for_s", type=Whole(1, 7 * 86_400), metavar="SECONDS", help="Only for so long.")
 @maybe_reason_option
 @json_option
 def log_level(level: str | None, for_s: int | None, reason: str | None, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from madeira.cli.apply import read
 from madeira.cli.common import api_url, json_option, load
+from madeira.cli.filters import Whole
 from madeira.delivery.signing import sign
 from madeira.errors import SettingsError
 from madeira.records import Source
@@ -33,7 +34,7 @@ _TIMEOUT_S: Final = 10.0
     help="Its secret, best as env:NAME: a literal is seen in the list of processes. Absent: taken from the configuration file.",
 )
 @click.option("--url", help="Base URL of the API. Absent: that of this machine.")
-@click.option("--parallel", default=1, show_default=True, type=click.IntRange(1, 64), help="Posts at a time; 1 keeps the order.")
+@click.option("--parallel", default=1, show_default=True, type=Whole(1, 64), help="Posts at a time; 1 keeps the order.")
 @json_option
 def send(event: str, source: str | None, secret: str | None, url: str | None, parallel: int, as_json: bool) -> None:
     """Sign and post events.

@@ -20,6 +20,7 @@ from madeira import metrics_files, settings
 from madeira.cli import common, demo
 from madeira.cli.apply import read, told
 from madeira.cli.common import json_option, url_of
+from madeira.cli.filters import Number
 from madeira.cli.output import Output
 from madeira.cli.running import DataFolder, Note
 from madeira.cli.supervisor import Program, Server, Supervisor
@@ -35,7 +36,7 @@ _STOP_S: Final = 40.0
 @click.command()
 @click.option("--demo", "with_demo", is_flag=True, help="Add a sample receiver and sample events, and show what happens.")
 @json_option
-@click.option("--started-at", type=float, hidden=True, help="Unix time at which the person began to wait.")
+@click.option("--started-at", type=Number(), hidden=True, help="Unix time at which the person began to wait.")
 def up(with_demo: bool, as_json: bool, started_at: float | None) -> None:
     """Start everything, and stop it at Ctrl-C.
 

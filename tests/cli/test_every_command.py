@@ -94,6 +94,21 @@ def test_a_command_that_is_not_understood_ends_with_2_and_help_with_0(name: str)
     assert CliRunner().invoke(main, [*name.split(), "--help"]).exit_code == 0
 
 
+def numbers() -> dict[str, click.Parameter]:
+    """Every number that a command takes, by where it stands."""
+    kinds = (click.types.IntParamType, click.types.FloatParamType)
+    return {f"{name} {p.opts[0]}": p for name, one in COMMANDS.items() for p in one.params if isinstance(p.type, kinds)}
+
+
+def test_a_number_is_written_in_plain_digits() -> None:
+    """Python itself takes more than that, and than the API: `1_0` for ten, and the digits of every script."""
+    assert {"replay --rate", "jobs show job_id", "listen --port"} <= set(numbers())
+    for where, parameter in numbers().items():
+        for odd in ("1_0", "\u0661\u0660\u0660"):
+            with pytest.raises(click.BadParameter, match="number"):
+                pytest.fail(f"{where} takes {odd!r} for {parameter.type.convert(odd, parameter, None)}")
+
+
 def test_every_command_stands_in_the_page_of_the_commands() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")]
