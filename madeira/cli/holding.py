@@ -114,7 +114,10 @@ def _change(name: str, action: Action, reason: str | None, as_json: bool) -> Non
     if as_json:
         print_json({"endpoint": name, "state": now.state, "reason": now.reason, "by": now.by, "changed": version is not None})
     else:
-        click.echo(f"endpoint {name} is {now.state}" + ("" if version is not None else " already"))
+        already = " already" if changed.already else ""
+        click.echo(
+            f"endpoint {name} is {now.state}{already}" + ("; the reason is new" if already and version is not None else "")
+        )
 
 
 #: Commands of `madeira endpoints`.

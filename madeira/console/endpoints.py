@@ -152,7 +152,8 @@ class Hold(Page):
             raise Problem(409, str(e), name=e.code) from None
         if changed is None:
             raise _unknown(name)
-        unchanged = "; it was so before" if changed.version is None else ""
+        reason = ", and only the reason is new" if changed.version is not None else ""
+        unchanged = f"; it was so before{reason}" if changed.already else ""
         text = f"The endpoint {name} {_DONE[self._action]}{unchanged}."
         self.acted(req, resp, words.address("endpoints", name), text, what=f"endpoint {name}")
 

@@ -75,6 +75,8 @@ class Changed:
     now: Holding
     #: Version of the configuration since; None when nothing had to be changed.
     version: int | None
+    #: Whether it was in this state before; only the reason, then, can be another.
+    already: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         if before.state not in allowed:
             raise IllegalTransition(f"the endpoint {name} is {before.state}: {_INSTEAD[before.state]}", code=before.state)
         if before.state == after and (after == "active" or before.reason == why):
-            return Changed(before, None)
+            return Changed(before, None, already=True)
         params = {"name": name, "state": after, "reason": None if after == "active" else why, "who": who}
         row = conn.execute(_CHANGE, params).fetchone()
         assert row is not None
@@ -129,7 +131,7 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"before": _told(before), "after": _told(now)})])
         if after == "disabled" and before.state != after:
             notices.write(conn, Kind.ENDPOINT_DISABLED, name, {"reason": why, "by": who})
-        return Changed(now, configuration.raise_version(conn))
+        return Changed(now, configuration.raise_version(conn), already=before.state == after)
 
 
 def gone(conn: psycopg.Connection[Any], name: str, *, who: str, why: str, called_s: float) -> Gone | None:

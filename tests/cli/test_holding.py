@@ -78,6 +78,12 @@ def test_an_endpoint_is_shown_with_who_holds_it_and_its_lane(terminal: Terminal)
     assert "they move house" in terminal.run("endpoints", "show", "a")
 
 
+def test_an_endpoint_that_is_held_already_is_told_so(terminal: Terminal) -> None:
+    assert terminal.run("endpoints", "pause", "a", "--reason", "they move house") == "endpoint a is paused already\n"
+    assert terminal.run("endpoints", "pause", "a", "--reason", "all week") == "endpoint a is paused already; the reason is new\n"
+    assert terminal.run("endpoints", "resume", "a") == "endpoint a is active\n"
+
+
 def test_without_redis_it_is_shown_how_an_endpoint_is_held(terminal: Terminal) -> None:
     """Postgres knows that; of the lane nobody knows anything."""
     found = json.loads(terminal.run("endpoints", "show", "a", "--json", MADEIRA_REDIS_URL=""))

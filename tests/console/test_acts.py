@@ -252,6 +252,22 @@ def test_an_endpoint_is_held_and_let_go_with_a_row_each(shared_api: Api, conn: C
     assert offered == ["pause", "disable", "test"]
 
 
+@pytest.mark.parametrize(("action", "held"), [("pause", "paused"), ("disable", "disabled")])
+def test_an_endpoint_that_is_held_already_is_not_told_as_held_just_now(shared_api: Api, action: str, held: str) -> None:
+    browser = somebody(shared_api, Role.OPERATOR)
+    address = f"/console/endpoints/{made_endpoint(shared_api)}"
+
+    def said(why: str) -> str:
+        form = filled(browser.get("/console").form("/sign-out")) | {"reason": why}
+        return browser.post(f"{address}/{action}", form).root.one(id="done").text
+
+    first, same, other = said("x"), said("x"), said("y")
+    assert f"is {held}" in first
+    assert "before" not in first
+    assert "it was so before." in same
+    assert "it was so before, and only the reason is new." in other
+
+
 def test_a_paused_endpoint_is_resumed_from_the_overview(shared_api: Api) -> None:
     browser = somebody(shared_api, Role.OPERATOR)
     name = made_endpoint(shared_api)
