@@ -15,6 +15,7 @@ from madeira.api.problems import FieldError, Problem, invalid
 from madeira.console import asking, fields, forms, picking, words
 from madeira.console.house import House, Page, acting, session_of
 from madeira.errors import AlreadyThere, IllegalTransition
+from madeira.records import Endpoint
 from madeira.states import JobState, Role
 from madeira.store import jobs as store
 from madeira.store.jobs import NewJob
@@ -178,14 +179,15 @@ class NewPage(Page):
     def _paces(self, endpoints: Sequence[str]) -> list[str]:
         """What each endpoint allows a second, in words."""
         configured = self.house.rules.read().endpoints if endpoints else {}
-        told = []
-        for name in endpoints[:_PACES]:
-            known = configured.get(name)
-            pace = (
-                "is not configured" if known is None else f"takes {known.rate:g}/s" if known.rate else "has no limit of its own"
-            )
-            told.append(f"{name} {pace}")
+        told = [f"{name} {_allowed(configured.get(name))}" for name in endpoints[:_PACES]]
         return told + [f"and {words.plural(len(endpoints) - _PACES, 'more endpoint')}"] * (len(endpoints) > _PACES)
+
+
+def _allowed(endpoint: Endpoint | None) -> str:
+    """What an endpoint allows, in words; None is one that was removed."""
+    if endpoint is None:
+        return "is not configured: what goes there waits until it is"
+    return f"takes {endpoint.rate:g}/s" if endpoint.rate else "has no limit of its own"
 
 
 def _noun(job: NewJob) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def test_a_preview_says_how_many_which_in_what_order_and_what_is_skipped_and_doe
         "Sends 4 dead letters again",
         "1 would be skipped: never had a body or an address",
         "1 would be skipped: the payload was erased",
-        f"{endpoint} is not configured",
+        f"{endpoint} is not configured: what goes there waits until it is",
         "as accepted, one at a time per endpoint",
     ):
         assert words in seen.text
