@@ -67,10 +67,13 @@ def _replay_one(
                 "status": result.status,
                 "replayed": len(result.refs),
                 "endpoints": result.endpoints,
+                "missing": result.missing,
             }
         )
     else:
         click.echo(f"event {event_id} is {result.status}: it goes again to {', '.join(result.endpoints)}")
+        if result.missing:
+            click.echo(f"not configured: {', '.join(result.missing)}; what goes there waits until it is, or is cancelled")
 
 
 @click.command()

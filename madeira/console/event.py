@@ -158,7 +158,10 @@ class Replay(_Act):
         why = forms.reason(form) or ""
         force = form.get("force") == "1"
         done = self.house.acting.replay(source, event_id, who=who, why=why, endpoint=endpoint, force=force)
-        return f"Sent again to {words.joined(done.endpoints)}." if done else None
+        if done is None:
+            return None
+        waits = f" Not configured: {words.joined(done.missing)}. What goes there waits until it is." if done.missing else ""
+        return f"Sent again to {words.joined(done.endpoints)}.{waits}"
 
 
 class Reroute(_Act):

@@ -14,7 +14,7 @@ import psycopg
 from madeira.errors import IllegalTransition
 from madeira.records import DeliveryRef
 from madeira.states import DeliveryStatus, EventStatus, FailureClass
-from madeira.store import audit
+from madeira.store import audit, configuration
 from madeira.store.columns import numbers
 
 #: Take hold of an event.
@@ -105,6 +105,8 @@ class ReplayResult:
     refs: list[DeliveryRef]
     #: Their endpoints.
     endpoints: list[str]
+    #: Those of them that were removed: what goes there waits until one of that name is made.
+    missing: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,9 @@ def replay(
         detail = {"replayed": len(wanted), "endpoints": endpoints, "force": force, "status": status}
         audit.record(conn, who, "replay", f"event {source}/{event_id}", why, detail)
         refs = [DeliveryRef(d.id, event.seq, d.lane, line="replay") for d in wanted]
-        return ReplayResult(event.seq, EventStatus(status), refs, endpoints)
+        there = configuration.endpoints_among(conn, endpoints)
+        missing = [name for name in endpoints if name not in there]
+        return ReplayResult(event.seq, EventStatus(status), refs, endpoints, missing)
 
 
 def replayable(found: Mapping[str, Any], *, force: bool = False) -> list[str]:

@@ -74,6 +74,7 @@ def test_a_dead_event_is_replayed_queued_and_on_record(terminal: Terminal) -> No
         "status": "delivering",
         "replayed": 1,
         "endpoints": ["a"],
+        "missing": ["a"],
     }
     assert terminal.queues.where(DELIVER, [delivery_key(ref)])[0].kind == "waiting"
     again = terminal.run("replay", "one", "--source", "shop", "--reason", "mended", code=1)

@@ -252,6 +252,15 @@ def test_an_endpoint_is_held_and_let_go_with_a_row_each(shared_api: Api, conn: C
     assert offered == ["pause", "disable", "test"]
 
 
+def test_a_replay_to_an_endpoint_that_was_removed_is_told_to_wait(shared_api: Api, conn: Connection) -> None:
+    browser = somebody(shared_api, Role.OPERATOR)
+    for endpoint, waits in ((made_endpoint(shared_api), False), ("removed-long-ago", True)):
+        seen = browser.submit(page(browser, died(conn, endpoint)), "/replay", reason="x")
+        told = seen.root.one(id="done").text
+        assert f"Sent again to {endpoint}." in told
+        assert (f"Not configured: {endpoint}. What goes there waits until it is." in told) is waits
+
+
 @pytest.mark.parametrize(("action", "held"), [("pause", "paused"), ("disable", "disabled")])
 def test_an_endpoint_that_is_held_already_is_not_told_as_held_just_now(shared_api: Api, action: str, held: str) -> None:
     browser = somebody(shared_api, Role.OPERATOR)
