@@ -78,7 +78,15 @@ class Replay(_Action):
             result = self._acting.replay(source, event_id, who=caller.name, why=asked["reason"], endpoint=endpoint, force=force)
         if result is None:
             raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
-        _answer(resp, event_id, source, status=result.status, replayed=len(result.refs), endpoints=result.endpoints)
+        _answer(
+            resp,
+            event_id,
+            source,
+            status=result.status,
+            replayed=len(result.refs),
+            endpoints=result.endpoints,
+            missing=result.missing,
+        )
 
 
 class Reroute(_Action):

@@ -253,7 +253,12 @@ SCHEMAS: Final[dict[str, Schema]] = {
         {"endpoint": _ENDPOINT_NAME, "force": flag("Also send again what succeeded; the receiver gets it twice.")},
         reason=_MUST_SAY,
     ),
-    "Replayed": obj(**_OF_EVENT, replayed=whole("Deliveries that are queued again."), endpoints=array(text())),
+    "Replayed": obj(
+        **_OF_EVENT,
+        replayed=whole("Deliveries that are queued again."),
+        endpoints=array(text()),
+        missing=array(text("Endpoints that were removed: what goes there waits until one of that name is made.")),
+    ),
     "Rerouted": obj(**_OF_EVENT, removed=array(text("Endpoints whose deliveries, never attempted, were taken back."))),
     "Erased": obj(**_OF_EVENT, erased_at=moment()),
     "EndpointCancelled": obj(
