@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import reasons, strict_json
-from madeira.api import problems, query, reading
+from madeira import reasons
+from madeira.api import query, reading
 from madeira.api.acting import Acting
+from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.listing import source_of, unknown
-from madeira.api.problems import FieldError, Problem
+from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
 from madeira.errors import IllegalTransition
 from madeira.states import Role
 from madeira.store import cancelling, erase, ordering
 from madeira.store.database import Database
-from madeira.strict_json import NotStrictJson
 
 #: Bytes of the body of an action.
 MAX_BODY: Final = 4096
@@ -174,26 +174,9 @@ def _asked(raw: bytes, *, required: bool = False, **fields: Any) -> Mapping[str,
     """
     if not raw and not required:
         return {}
-    try:
-        document = strict_json.parse(raw or b"{}")
-    except NotStrictJson as e:
-        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
-    if document is None:
-        raise problems.invalid([FieldError("body", "must be a JSON object" + ("" if required else ", or be left out"))])
     checks = {"reason": _required_reason if required else _reason, **fields}
-    values: dict[str, Any] = {}
-    errors = [FieldError("reason", "is required")] if required and "reason" not in document.values else []
-    for name, value in document.values.items():
-        if name not in checks:
-            errors.append(FieldError(ascii(name[:64])[1:-1], f"is not a field of this action; known: {', '.join(checks)}"))
-            continue
-        try:
-            values[name] = checks[name](value)
-        except ValueError as e:
-            errors.append(FieldError(name, str(e)))
-    if errors:
-        raise problems.invalid(errors)
-    return values
+    values = bodies.parsed(raw or b"{}", optional=not required).values
+    return bodies.checked(values, checks, "this action", required={"reason": "is required"} if required else {})
 
 
 def _reason(value: Any) -> str:

@@ -17,7 +17,7 @@ _OWN: Final = "own"
 
 @click.command("log-level")
 @click.argument("level", required=False, type=click.Choice([*LOG_LEVELS, _OWN]))
-@click.option("--for", "for_s", type=Whole(1, 7 * 86_400), metavar="SECONDS", help="Only for so long.")
+@click.option("--for", "for_s", type=Whole(1, configuration.LOG_LEVEL_MAX_S), metavar="SECONDS", help="Only for so long.")
 @maybe_reason_option
 @json_option
 def log_level(level: str | None, for_s: int | None, reason: str | None, as_json: bool) -> None:

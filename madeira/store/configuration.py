@@ -24,16 +24,13 @@ BUILT_IN: Final = "callback"
 #: The version of the whole.
 _VERSION: Final = "SELECT version FROM configuration"
 
-#: The same, with the level of the log that somebody asked for, for as long as it is asked for.
-_LOOK: Final = """
-    SELECT version, CASE WHEN coalesce(log_level_until, 'infinity') > clock_timestamp() THEN log_level END FROM configuration
-"""
+#: Seconds that a level of the log may be asked for at most, unless it is until the next change.
+LOG_LEVEL_MAX_S: Final = 7 * 86_400
 
-#: The level of the log that somebody asked for, and until when.
-_LOG_LEVEL: Final = """
-    SELECT CASE WHEN coalesce(log_level_until, 'infinity') > clock_timestamp() THEN log_level END,
-           CASE WHEN log_level_until > clock_timestamp() THEN log_level_until END
-    FROM configuration
+#: The version, and the level of the log that somebody asked for, for as long as it is asked for, and until when.
+_LOOK: Final = """
+    SELECT version, CASE WHEN holds THEN log_level END, CASE WHEN holds THEN log_level_until END
+    FROM configuration, LATERAL (SELECT coalesce(log_level_until, 'infinity') > clock_timestamp() AS holds) l
 """
 
 _SET_LOG_LEVEL: Final = """
@@ -187,16 +184,14 @@ class Entry(NamedTuple):
 
 def look(conn: psycopg.Connection[Any]) -> tuple[int, str | None]:
     """The version, and the level of the log that somebody asked for; None: each process has its own."""
-    row = conn.execute(_LOOK).fetchone()
-    assert row is not None
-    return row[0], row[1]
+    ((number, level, _),) = conn.execute(_LOOK)
+    return number, level
 
 
 def log_level(conn: psycopg.Connection[Any]) -> tuple[str | None, datetime | None]:
     """The level of the log that somebody asked for, and until when; None, None: each process has its own."""
-    row = conn.execute(_LOG_LEVEL).fetchone()
-    assert row is not None
-    return row[0], row[1]
+    ((_, level, until),) = conn.execute(_LOOK)
+    return level, until
 
 
 def set_log_level(
@@ -206,12 +201,13 @@ def set_log_level(
 
     Writes the audit row too. Returns until when it holds.
     """
+    until: datetime | None
     with conn.transaction():
         before, _ = log_level(conn)
         ((until,),) = conn.execute(_SET_LOG_LEVEL, {"level": level, "for_s": None if level is None else for_s}).fetchall()
         detail = {"before": before, "after": level, "until": until.isoformat() if until else None}
         audit.record(conn, who, "log-level", "log level", why, detail)
-    return None if until is None else until
+    return until
 
 
 def version(conn: psycopg.Connection[Any]) -> int:

@@ -1,7 +1,8 @@
 """The bodies of the admin's requests: small JSON objects, read as strictly as an event."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from madeira import reasons, strict_json
@@ -17,6 +18,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 #: Media type of a change by RFC 7396.
 MERGE_PATCH: Final = "application/merge-patch+json"
+
+#: Makes a field's value of what was given; raises ValueError.
+Check = Callable[[Any], Any]
 
 
 def document(environ: Mapping[str, Any], *, patch: bool = False, optional: bool = False) -> Document:
@@ -35,12 +39,44 @@ def document(environ: Mapping[str, Any], *, patch: bool = False, optional: bool 
         media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         reading.only(environ, MERGE_PATCH if patch and media_type == MERGE_PATCH else reading.JSON)
         raw = reading.body(environ, limit=MAX_BODY)
+    return parsed(raw)
+
+
+def parsed(raw: bytes, *, optional: bool = False) -> Document:
+    """The JSON object that a body is; where it is `optional`, the refusal says so.
+
+    Raises:
+        Problem: 400, or 422 when it is no object.
+    """
     try:
         found = strict_json.parse(raw)
     except NotStrictJson as e:
         raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
     if found is None:
-        raise problems.invalid([FieldError("body", "must be a JSON object")])
+        raise problems.invalid([FieldError("body", "must be a JSON object" + (", or be left out" if optional else ""))])
+    return found
+
+
+def checked(
+    values: Mapping[str, Any], checks: Mapping[str, Check], what: str, *, required: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The fields of `what`, each as its check made it; `required` are those that must be there, and what is told of their lack.
+
+    Raises:
+        Problem: 422, with one entry for each field that is unknown, missing or wrong.
+    """
+    errors = [FieldError(name, told) for name, told in required.items() if name not in values]
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in checks:
+            errors.append(FieldError(ascii(name[:64])[1:-1], f"is no field of {what}; known: {', '.join(checks)}"))
+            continue
+        try:
+            found[name] = checks[name](value)
+        except ValueError as e:
+            errors.append(FieldError(name, str(e)))
+    if errors:
+        raise problems.invalid(errors)
     return found
 
 

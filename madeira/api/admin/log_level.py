@@ -1,24 +1,21 @@
 """The level of the log, for all processes of the API and of the workers, while they run."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import falcon
 
-from madeira import reasons, strict_json
-from madeira.api import problems, query, reading
+from madeira import reasons
+from madeira.api import query, reading
+from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
-from madeira.api.problems import FieldError, Problem
 from madeira.settings import LOG_LEVELS
 from madeira.states import Role
 from madeira.store import configuration
+from madeira.store.configuration import LOG_LEVEL_MAX_S
 from madeira.store.database import Database
-from madeira.strict_json import NotStrictJson
-
-#: Seconds that a level may be asked for at most.
-MAX_FOR_S: Final = 7 * 86_400
 
 _MAX_BODY: Final = 4096
 
@@ -42,7 +39,8 @@ class LogLevel:
         """Ask for a level; null gives each process its own again."""
         caller = self._auth.person(req.env, Role.ADMIN)
         query.none(req, in_body=("level", "for_s", "reason"))
-        asked = _asked(reading.json_if_any(req.env, limit=_MAX_BODY))
+        given = bodies.parsed(reading.json_if_any(req.env, limit=_MAX_BODY) or b"{}").values
+        asked = bodies.checked(given, _CHECKS, "this request", required=_REQUIRED)
         level, for_s = asked["level"], asked.get("for_s")
         with self._database.connection() as connection:
             until = configuration.set_log_level(connection, level, for_s=for_s, who=caller.name, why=asked["reason"])
@@ -51,34 +49,6 @@ class LogLevel:
 
 def _document(level: str | None, until: Any) -> bytes:
     return json.dumps({"level": level, "until": until}, default=jsonable).encode()
-
-
-def _asked(raw: bytes) -> Mapping[str, Any]:
-    """The checked fields.
-
-    Raises:
-        Problem: 400 or 422.
-    """
-    try:
-        document = strict_json.parse(raw or b"{}")
-    except NotStrictJson as e:
-        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
-    if document is None:
-        raise problems.invalid([FieldError("body", "must be a JSON object")])
-    errors = [] if "level" in document.values else [FieldError("level", "is required; null gives each process its own again")]
-    errors += [] if "reason" in document.values else [FieldError("reason", "is required")]
-    values: dict[str, Any] = {}
-    for name, given in document.values.items():
-        if name not in _CHECKS:
-            errors.append(FieldError(ascii(name[:64])[1:-1], f"is not known here; known: {', '.join(_CHECKS)}"))
-            continue
-        try:
-            values[name] = _CHECKS[name](given)
-        except ValueError as e:
-            errors.append(FieldError(name, str(e)))
-    if errors:
-        raise problems.invalid(errors)
-    return values
 
 
 def _level(given: Any) -> str | None:
@@ -90,8 +60,8 @@ def _level(given: Any) -> str | None:
 def _for_s(given: Any) -> int | None:
     if given is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_FOR_S:
-        raise ValueError(f"must be a whole number of seconds from 1 to {MAX_FOR_S}, or be left out")
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= LOG_LEVEL_MAX_S:
+        raise ValueError(f"must be a whole number of seconds from 1 to {LOG_LEVEL_MAX_S}, or be left out")
     return given
 
 
@@ -101,4 +71,6 @@ def _reason(given: Any) -> str:
     return reasons.check_needed(given)
 
 
-_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {"level": _level, "for_s": _for_s, "reason": _reason}
+_CHECKS: Final[Mapping[str, bodies.Check]] = {"level": _level, "for_s": _for_s, "reason": _reason}
+
+_REQUIRED: Final = {"level": "is required; null gives each process its own again", "reason": "is required"}

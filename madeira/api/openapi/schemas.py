@@ -3,7 +3,6 @@
 from typing import Final
 
 from madeira.api import problems, validation
-from madeira.api.admin.log_level import MAX_FOR_S
 from madeira.api.admin.tokens import MAX_EXPIRES
 from madeira.api.openapi.parts import (
     EVENT_ID,
@@ -27,6 +26,7 @@ from madeira.lanes.state import STATES
 from madeira.reasons import MAX_REASON
 from madeira.settings import LOG_LEVELS
 from madeira.states import DeliveryStatus, EventStatus, FailureClass, Outcome, Role
+from madeira.store.configuration import LOG_LEVEL_MAX_S
 
 _EVENT_STATUS: Final = words(*EventStatus)
 
@@ -369,7 +369,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Verdict": obj(outcome=words(*Outcome), error_code=nullable(text()), reason=nullable(text())),
     "LogLevel": obj(level=nullable(words(*LOG_LEVELS)), until=nullable(moment())),
     "NewLogLevel": obj(
-        {"for_s": nullable(whole("Seconds that it holds; until it is changed when absent.", minimum=1, maximum=MAX_FOR_S))},
+        {"for_s": nullable(whole("Seconds that it holds; until it is changed when absent.", minimum=1, maximum=LOG_LEVEL_MAX_S))},
         level=nullable(words(*LOG_LEVELS)),
         reason=_MUST_SAY,
     ),
