@@ -116,9 +116,11 @@ def test_the_level_of_the_log_is_asked_for(shared_api: Api) -> None:
         (b'{"level": "loud", "reason": "r"}', "level"),
         (b'{"level": null}', "reason"),
         (b'{"level": null, "reason": "r", "for_s": 0}', "for_s"),
+        (b'{"level": null, "reason": "r", "for_s": 1.5}', "for_s"),
+        (b'{"level": null, "reason": "r", "for_s": true}', "for_s"),
         (b'{"level": null, "reason": "r", "why": 1}', "why"),
     ):
         reply = shared_api.request("PUT", "/v1/log-level", body, in_json(ADMIN))
         assert (reply.status, [e["field"] for e in reply.json["errors"]]) == (422, [field])
-    own = shared_api.request("PUT", "/v1/log-level", b'{"level": null, "for_s": 9, "reason": "why"}', in_json(ADMIN))
+    own = shared_api.request("PUT", "/v1/log-level", b'{"level": null, "for_s": 9.0, "reason": "why"}', in_json(ADMIN))
     assert own.json == {"level": None, "until": None}

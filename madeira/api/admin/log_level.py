@@ -60,9 +60,10 @@ def _level(given: Any) -> str | None:
 def _for_s(given: Any) -> int | None:
     if given is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= LOG_LEVEL_MAX_S:
+    # To JSON 60.0 is as whole as 60.
+    if isinstance(given, bool) or not isinstance(given, int | float) or given % 1 or not 1 <= given <= LOG_LEVEL_MAX_S:
         raise ValueError(f"must be a whole number of seconds from 1 to {LOG_LEVEL_MAX_S}, or be left out")
-    return given
+    return int(given)
 
 
 def _reason(given: Any) -> str:
