@@ -149,6 +149,16 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+def as_whole(value: object) -> int | None:
+    """A parsed value as the whole number that it is, or None when it is none.
+
+    To JSON 3.0 is as whole as 3 (JSON Schema 2020-12 validation, section 6.1.1); true is none.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return None if isinstance(value, bool) or not isinstance(value, int) else value
+
+
 def _float(text: str) -> float:
     if len(text) > MAX_NUMBER:
         raise NotStrictJson(f"a number of more than {MAX_NUMBER} characters")

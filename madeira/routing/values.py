@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from madeira.settings import refusal_of_reference
+from madeira.strict_json import as_whole
 
 #: Numbers up to this are told in errors: a longer integer is no float, and may be too long to be written at all.
 _SHOWABLE: Final = 1e300
@@ -147,14 +148,12 @@ def whole(low: int, high: int) -> Value:
     """A whole number of that range."""
 
     def check(value: Any, _how: How) -> int:
-        # To JSON, 3.0 is the whole number 3.
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
+        number = as_whole(value)
+        if number is None:
             raise Wrong(f"must be a whole number, not {kind_of(value)}")
-        if not low <= value <= high:
-            raise Wrong(f"{value if abs(value) < _SHOWABLE else 'the number'} is not between {low} and {high}")
-        return value
+        if not low <= number <= high:
+            raise Wrong(f"{number if abs(number) < _SHOWABLE else 'the number'} is not between {low} and {high}")
+        return number
 
     return Value(check, {"type": "integer", "minimum": low, "maximum": high})
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from madeira.errors import FieldProblem, SelectionInvalid
 from madeira.states import ErrorCode, FailureClass
 from madeira.store.columns import numbers, texts
+from madeira.strict_json import as_whole
 
 #: Events that may be named one by one.
 MAX_EVENT_IDS: Final = 1000
@@ -143,14 +144,10 @@ def _event_ids(given: Any) -> tuple[str, ...]:
 def _delivery_ids(given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_DELIVERY_IDS:
         raise ValueError(f"must be a list of 1 to {MAX_DELIVERY_IDS} ids of deliveries")
-    if not all(_is_whole(one) and 1 <= one < 10**18 for one in given):
+    found = [number for one in given if (number := as_whole(one)) is not None and 1 <= number < 10**18]
+    if len(found) < len(given):
         raise ValueError("must hold ids of deliveries: whole numbers")
-    return tuple(int(one) for one in given)
-
-
-def _is_whole(given: Any) -> bool:
-    """Whether it is a whole number as JSON has them: 7.0 is one, true is none."""
-    return type(given) is int or (type(given) is float and given.is_integer())
+    return tuple(found)
 
 
 #: The fields that name several, each with its check.

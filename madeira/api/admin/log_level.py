@@ -16,6 +16,7 @@ from madeira.states import Role
 from madeira.store import configuration
 from madeira.store.configuration import LOG_LEVEL_MAX_S
 from madeira.store.database import Database
+from madeira.strict_json import as_whole
 
 _MAX_BODY: Final = 4096
 
@@ -60,10 +61,10 @@ def _level(given: Any) -> str | None:
 def _for_s(given: Any) -> int | None:
     if given is None:
         return None
-    # To JSON 60.0 is as whole as 60.
-    if isinstance(given, bool) or not isinstance(given, int | float) or given % 1 or not 1 <= given <= LOG_LEVEL_MAX_S:
+    seconds = as_whole(given)
+    if seconds is None or not 1 <= seconds <= LOG_LEVEL_MAX_S:
         raise ValueError(f"must be a whole number of seconds from 1 to {LOG_LEVEL_MAX_S}, or be left out")
-    return int(given)
+    return seconds
 
 
 def _reason(given: Any) -> str:
