@@ -12,7 +12,7 @@ A folder belongs to one family on one machine: a container whose processes have 
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import add
 from pathlib import Path
@@ -74,8 +74,8 @@ def clear(folder: Path) -> None:
 class Names:
     """Keeps the values of a label few: the first `limit` names stand for themselves, all others for `OTHERS`."""
 
-    def __init__(self, names: Iterable[str] = (), *, limit: int = NAMES_MAX) -> None:
-        self._names = set(names)
+    def __init__(self, *, limit: int = NAMES_MAX) -> None:
+        self._names: set[str] = set()
         self._limit = limit
 
     def __call__(self, name: str) -> str:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, Final
 
 import falcon
@@ -19,7 +20,7 @@ from madeira.api.acting import Acting
 from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
-from madeira.api.listing import source_of, unknown
+from madeira.api.listing import missing, source_of
 from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
 from madeira.errors import IllegalTransition
@@ -48,6 +49,11 @@ class _Action:
         self._database = database
         self._acting = Acting(database=database, queues=queues)
 
+    def _absent(self, source: str, event_id: str, endpoint: str | None = None) -> Problem:
+        """The answer when there was nothing to act on: the event is gone, there was none, or it does not go there."""
+        told = missing(source, event_id, database=self._database)
+        return told if endpoint is None or told.status_code == HTTPStatus.GONE else _unknown_here(event_id, endpoint)
+
 
 class Cancel(_Action):
     """``POST /v1/events/{event_id}/cancel``: ends what has not ended of an event, or of its way to one endpoint."""
@@ -61,7 +67,7 @@ class Cancel(_Action):
         with _told():
             result = self._acting.cancel(source, event_id, who=caller.name, why=asked.get("reason", ""), endpoint=endpoint)
         if result is None:
-            raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
+            raise self._absent(source, event_id, endpoint)
         _answer(resp, event_id, source, status=result.status, cancelled=len(result.cancelled), requested=result.requested)
 
 
@@ -77,7 +83,7 @@ class Replay(_Action):
         with _told():
             result = self._acting.replay(source, event_id, who=caller.name, why=asked["reason"], endpoint=endpoint, force=force)
         if result is None:
-            raise unknown(event_id) if endpoint is None else _unknown_here(event_id, endpoint)
+            raise self._absent(source, event_id, endpoint)
         _answer(
             resp,
             event_id,
@@ -100,7 +106,7 @@ class Reroute(_Action):
         with _told():
             result = self._acting.reroute(source, event_id, who=caller.name, why=asked["reason"])
         if result is None:
-            raise unknown(event_id)
+            raise self._absent(source, event_id)
         _answer(resp, event_id, source, status="pending", removed=result.endpoints)
 
 
@@ -115,7 +121,7 @@ class Erase(_Action):
         with _told(), self._database.connection() as connection:
             result = erase.erase(connection, source, event_id, caller.name, asked["reason"])
         if result is None:
-            raise unknown(event_id)
+            raise self._absent(source, event_id)
         _answer(resp, event_id, source, status=result.status, erased_at=result.erased_at)
 
 

@@ -129,7 +129,7 @@ class _Act(_OfEvent, ABC):
         except IllegalTransition as e:
             raise Problem(409, str(e), name=e.code) from None
         if told is None:
-            raise listing.unknown(event_id)
+            raise listing.missing(source, event_id, database=self.house.database)
         self.acted(req, resp, _page(source, event_id), told, what=f"event {source}/{event_id}")
 
     @abstractmethod

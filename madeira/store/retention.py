@@ -185,9 +185,6 @@ _DAY: Final = """
 
 _SET_AUDIT: Final = "UPDATE retention_day SET audit_id = %(audit_id)s WHERE day = %(day)s"
 
-#: What went on the last days.
-_DAYS: Final = "SELECT day, last_at, counts FROM retention_day ORDER BY day DESC LIMIT %(limit)s"
-
 #: Ids of events that are gone.
 _TOMBSTONES: Final = """
     SELECT t.source, t.event_id, t.seq, t.trace_id, t.status, t.body_sha256, t.created_at, t.ended_at, t.buried_at
@@ -394,12 +391,6 @@ def note(conn: psycopg.Connection[Any], counts: Mapping[str, int], who: str | No
         else:
             entry = audit.record(conn, WHO, "retention", f"day {day}", None, total)
             conn.execute(_SET_AUDIT, {"audit_id": entry, "day": day})
-
-
-def days(conn: psycopg.Connection[Any], limit: int = 30) -> list[dict[str, Any]]:
-    """What went on the last days, the latest first."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_DAYS, {"limit": limit}).fetchall()
 
 
 def tombstones(conn: psycopg.Connection[Any], ids: list[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:

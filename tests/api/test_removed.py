@@ -62,6 +62,16 @@ def test_an_event_that_is_gone_is_told_as_such(shared_api: Api, conn: "psycopg.C
     assert "removed because of its age" in seen.text
 
 
+@pytest.mark.parametrize("action", ["cancel", "replay", "reroute", "erase"])
+def test_who_acts_on_an_event_that_is_gone_is_told_so(shared_api: Api, conn: "psycopg.Connection[Any]", action: str) -> None:
+    name = ended_long_ago(shared_api, conn)
+    remove(conn)
+    for body in ({"reason": "why"}, {"reason": "why", "endpoint": "sink"})[: 2 if action in ("cancel", "replay") else 1]:
+        for known, status in ((name, 410), (f"{name}-never", 404)):
+            path = f"/v1/events/{known}/{action}?source=shop"
+            assert shared_api.request("POST", path, json.dumps(body).encode(), in_json(ADMIN)).status == status
+
+
 def test_a_post_of_an_id_that_is_gone_is_a_duplicate(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
     """The same bytes are told how the event had ended, alone or in a batch; other ones are a conflict. Nothing is accepted."""
     name = ended_long_ago(shared_api, conn)

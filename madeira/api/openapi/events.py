@@ -109,7 +109,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Cancel"), required=False),
         answers={200: ("Cancelled, as far as it had not ended.", ref("Cancelled"))},
-        problems=(404, 409, 415, 422),
+        problems=(404, 409, 410, 415, 422),
         audited=True,
     ),
     Operation(
@@ -122,7 +122,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Replay")),
         answers={200: ("Queued again.", ref("Replayed"))},
-        problems=(404, 409, 415, 422),
+        problems=(404, 409, 410, 415, 422),
         audited=True,
     ),
     Operation(
@@ -135,7 +135,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Why")),
         answers={200: ("To be routed again.", ref("Rerouted"))},
-        problems=(404, 409, 415, 422),
+        problems=(404, 409, 410, 415, 422),
         audited=True,
     ),
     Operation(
@@ -148,7 +148,7 @@ EVENTS: Final = (
         parameters=(shared("event_id"), shared("source")),
         body=json_body(ref("Why")),
         answers={200: ("Erased.", ref("Erased"))},
-        problems=(404, 409, 415, 422),
+        problems=(404, 409, 410, 415, 422),
         audited=True,
     ),
     Operation(
