@@ -1,5 +1,6 @@
 """The tables in docs/configuration.md are made from the settings and from the table of fields."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -77,6 +78,12 @@ def test_every_field_says_what_it_does_and_what_holds_without_it() -> None:
         return silent + [name for f in found for name in bare(f.fields)]
 
     assert not [name for kind in KINDS for name in bare(FIELDS[kind])]
+
+
+def test_it_names_every_setting_that_may_stand_in_a_file() -> None:
+    """All that are secret, and no other."""
+    (listed,) = re.findall(r"that are secret \(([^)]*)\) may stand in a file", PAGE.read_text())
+    assert set(re.findall(r"`(\w+)`", listed)) == {environment_name(f) for f in fields(Settings) if f.metadata["secret"]}
 
 
 if __name__ == "__main__":

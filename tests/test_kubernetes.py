@@ -86,7 +86,9 @@ def test_ports_and_settings_are_those_of_the_code() -> None:
     known = {settings.environment_name(f) for f in fields(settings.Settings)}
     assert set(OBJECTS["ConfigMap/madeira-settings"]["data"]) <= known
     defaults = settings.load({})
-    for name, port in (("Deployment/madeira-api", defaults.port), ("Deployment/madeira-worker", defaults.metrics_port)):
+    ports = {"api": defaults.port, "worker": defaults.metrics_port, "scheduler": defaults.scheduler_metrics_port}
+    for part, port in ports.items():
+        name = f"Deployment/madeira-{part}"
         (listed,) = container(name)["ports"]
         assert listed["containerPort"] == port
         assert PODS[name]["metadata"]["annotations"]["prometheus.io/port"] == str(port)

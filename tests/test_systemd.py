@@ -65,3 +65,10 @@ def test_a_worker_is_given_longer_to_stop_than_any_call_may_take() -> None:
     patience_s = int(words[words.index("--worker-shutdown-timeout") + 1]) / 1000
     assert MAX_TIMEOUT_S < patience_s < int(service["TimeoutStopSec"])
     assert service["KillMode"] == "mixed"
+
+
+def test_what_one_worker_is_told_counts_more_than_what_all_are_told() -> None:
+    """Of two files that set the same, systemd takes the later one."""
+    unit = (ROOT / "deploy/systemd/madeira-worker@.service").read_text()
+    files = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("EnvironmentFile=")]
+    assert files == ["/etc/madeira/madeira.env", "-/etc/madeira/worker-%i.env"]

@@ -64,10 +64,10 @@ def test_every_kind_of_process_ends_soon_when_it_is_told_to(launch: Launch, rece
     assert not answers(metrics)
 
 
-def answers(port: int) -> bool:
-    """Whether something serves /metrics there."""
+def answers(port: int, path: str = "/metrics") -> bool:
+    """Whether something serves the page there, and says that it is well."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as page:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as page:
             return bool(page.status == 200)
     except OSError:
         return False
@@ -120,7 +120,7 @@ class Load:
         self._numbers = count()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._begun = time.monotonic()
+        self.begun = time.monotonic()
         self._threads = [threading.Thread(target=self._run, args=(n % 2 == 0,)) for n in range(SENDERS)]
         for thread in self._threads:
             thread.start()
@@ -135,7 +135,7 @@ class Load:
         while True:
             with self._lock:
                 number = next(self._numbers)
-            if self._stop.wait(max(0.0, self._begun + number / RATE - time.monotonic())):
+            if self._stop.wait(max(0.0, self.begun + number / RATE - time.monotonic())):
                 break
             kept = self._post(number, kept)
             if kept and not keeps:
@@ -193,7 +193,7 @@ class Host:
     def _api(self) -> Process:
         args = ["gunicorn", "-c", "deploy/gunicorn.conf.py", "madeira.api:app"]
         process = self.madeira.start("api", args, self.env)
-        wait_until(lambda: healthy(self.port), what="the API's start")
+        wait_until(lambda: answers(self.port, "/readyz"), what="the API's start")
         return process
 
     def _worker(self) -> Process:
@@ -206,14 +206,6 @@ class Host:
     def replace_worker(self) -> None:
         assert self.worker.stop(45) == 0
         self.worker = self._worker()
-
-
-def healthy(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as page:
-            return bool(page.status == 200)
-    except OSError:
-        return False
 
 
 @pytest.mark.long
@@ -246,7 +238,7 @@ def test_everything_is_replaced_under_load_and_no_sender_or_receiver_notices(
         wait_until(lambda: len(load.accepted) > served + 5 * RATE, what="load after the last restart")
     finally:
         load.end()
-    took = time.monotonic() - load._begun
+    took = time.monotonic() - load.begun
     # On a machine that is busy with other things the backlog may be long.
     madeira.wait_all(300)
     calls = Counter(call.json()["event_id"] for call in receiver.calls)
