@@ -28,6 +28,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=1, help="rounds of each crash test (make test-crash: 20)")
 
 
+#: Bytes that must be free there; the servers of a run need a tenth of it.
+_ROOM = 8 * 1024**3
+
+
+def pytest_configure() -> None:
+    """Folders of the tests in memory, where there is plenty: the servers' thousands of small files cost a disk much."""
+    memory = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not os.access(memory, os.W_OK):
+        return
+    found = os.statvfs(memory)
+    if found.f_bavail * found.f_frsize >= _ROOM and not found.f_flag & os.ST_NOEXEC:
+        # Processes that tests start shall find it, too.
+        os.environ["TMPDIR"] = str(memory)
+        tempfile.tempdir = None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole systems first: their tests mostly wait, and what needs the processor fills that time instead of following it."""

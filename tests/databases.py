@@ -45,7 +45,11 @@ class Databases:
         self._url = url
         self._template = template
         self._free: list[str] = []
+        #: To each database that is emptied again and again, since most of an emptying is what a new connection has to learn.
+        self._sweepers: dict[str, psycopg.Connection] = {}
         with psycopg.connect(with_database(url, template)) as c:
+            #: Copied as files is half as dear; older servers know no other way.
+            self._copy = "CREATE DATABASE {} TEMPLATE {}" + (" STRATEGY file_copy" if c.info.server_version >= 150_000 else "")
             self._tables = [name for (name,) in c.execute(_TABLES)]
             self._sequences = [name for (name,) in c.execute(_SEQUENCES)]
             #: What migrations put into tables.
@@ -61,7 +65,7 @@ class Databases:
     def new(self) -> str:
         """URL of a database that was never used."""
         name = f"madeira_test_{uuid.uuid4().hex[:12]}"
-        self._administer("CREATE DATABASE {} TEMPLATE {}", name, self._template)
+        self._administer(self._copy, name, self._template)
         return with_database(self._url, name)
 
     def give_back(self, url: str) -> None:
@@ -81,26 +85,36 @@ class Databases:
             self.drop(self._free.pop())
 
     def _emptied(self, url: str) -> bool:
-        with psycopg.connect(url, options="-c lock_timeout=200ms -c statement_timeout=5s") as c:
+        if url not in self._sweepers:
+            self._sweepers[url] = psycopg.connect(
+                url, options="-c lock_timeout=200ms -c statement_timeout=5s", prepare_threshold=0
+            )
+        with self._sweepers[url].transaction(), self._sweepers[url].cursor() as c:
             if c.execute(_OTHERS).fetchone() != (0,) or c.execute(_SCHEMA).fetchone() != self._schema:
                 return False
             if c.execute(_COUNTED).fetchone() != (0,):
                 return False
             if (found := c.execute(_LARGEST).fetchone()) is None or found[0] > _BLOATED:
                 return False
-            # Foreign keys do not mind in which order.
-            c.execute("SET LOCAL session_replication_role = replica")
-            for name in self._tables:
-                c.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)))
-                for row in self._rows.get(name, ()):
-                    values = sql.SQL(", ").join(sql.Placeholder() * len(row))
-                    c.execute(sql.SQL("INSERT INTO {} VALUES ({})").format(sql.Identifier(name), values), row)
-            for name in self._sequences:
-                c.execute("SELECT setval(%s::regclass, 1, false)", [name])
+            with self._sweepers[url].pipeline():
+                self._empty(c)
         return True
+
+    def _empty(self, c: psycopg.Cursor) -> None:
+        # Foreign keys do not mind in which order.
+        c.execute("SET LOCAL session_replication_role = replica")
+        for name in self._tables:
+            c.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)))
+            for row in self._rows.get(name, ()):
+                values = sql.SQL(", ").join(sql.Placeholder() * len(row))
+                c.execute(sql.SQL("INSERT INTO {} VALUES ({})").format(sql.Identifier(name), values), row)
+        for name in self._sequences:
+            c.execute("SELECT setval(%s::regclass, 1, false)", [name])
 
     def drop(self, url: str) -> None:
         """Take the database away."""
+        if sweeper := self._sweepers.pop(url, None):
+            sweeper.close()
         self._administer("DROP DATABASE {} WITH (FORCE)", url.rsplit("/", 1)[1])
 
     def _administer(self, statement: str, *names: str) -> None:
