@@ -19,7 +19,7 @@ import psycopg
 import redis
 from psycopg.conninfo import conninfo_to_dict
 
-from madeira import egress, sealing
+from madeira import digits, egress, sealing
 from madeira.errors import SettingsError
 
 #: Every name that Madeira reads starts with this; any other name with it stops the start.
@@ -50,10 +50,7 @@ def _text(value: str) -> str:
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is not a whole number") from None
+        number = digits.whole(value)
         if not low <= number <= high:
             raise ValueError(f"{number} is not between {low} and {high}")
         return number
@@ -63,10 +60,7 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 def _seconds(low: float, high: float) -> Callable[[str], float]:
     def parse(value: str) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is not a number of seconds") from None
+        number = digits.number(value)
         if not low <= number <= high:
             raise ValueError(f"{value} is not between {low:g} and {high:g} seconds")
         return number

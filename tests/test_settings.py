@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from madeira import settings
+from madeira import digits, settings
 from madeira.errors import SettingsError
 from madeira.settings import Settings, environment_name
 
@@ -27,7 +27,8 @@ def test_defaults_need_no_environment() -> None:
         ({"MADEIRA_ZZZZZZZZZZ": "x"}, ["MADEIRA_ZZZZZZZZZZ", "known are"]),
         ({"MADEIRA_PORT": "http"}, ["MADEIRA_PORT", "'http' is not a whole number"]),
         ({"MADEIRA_PORT": "70000"}, ["MADEIRA_PORT", "70000 is not between"]),
-        ({"MADEIRA_BEAT_S": "soon"}, ["MADEIRA_BEAT_S", "seconds"]),
+        ({"MADEIRA_BEAT_S": "soon"}, ["MADEIRA_BEAT_S", "'soon' is not a number", "such as 2.5"]),
+        ({"MADEIRA_BEAT_S": "90"}, ["MADEIRA_BEAT_S", "90 is not between 0.05 and 60 seconds"]),
         ({"MADEIRA_LOG_FORMAT": "xml"}, ["MADEIRA_LOG_FORMAT", "json, text"]),
         ({"MADEIRA_DATABASE_URL": "mysql://h/d"}, ["MADEIRA_DATABASE_URL", "postgresql://"]),
         ({"MADEIRA_REDIS_URL": "http://h"}, ["MADEIRA_REDIS_URL", "redis://"]),
@@ -44,6 +45,29 @@ def test_a_wrong_value_stops_the_start_with_one_line(environ: dict[str, str], pa
     assert "\n" not in str(e.value)
     for part in parts:
         assert part in str(e.value)
+
+
+@pytest.mark.parametrize("odd", ["1_0", " 10", "10 ", "10\n", "+10", "\uff11\uff10", "\u0661\u0660", "0x10", "1" * 31, "-"])
+def test_a_number_is_read_as_it_looks_or_not_at_all(odd: str) -> None:
+    """Python itself would take most of these for ten; who wrote it may have meant another, or none."""
+    for name in ("MADEIRA_PORT", "MADEIRA_THREADS", "MADEIRA_KEEP_IDS_DAYS", "MADEIRA_BEAT_S", "MADEIRA_RECONCILE_S"):
+        with pytest.raises(SettingsError, match=rf"{name}: .*is not a.* number; write it in the digits 0 to 9"):
+            settings.load({name: odd})
+    with pytest.raises(ValueError, match="is not a whole number"):
+        digits.whole(odd)
+    with pytest.raises(ValueError, match="is not a number"):
+        digits.number(odd)
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "-inf", "1e", "1.2.3", "."])
+def test_what_is_no_number_of_seconds_is_refused_as_such(odd: str) -> None:
+    with pytest.raises(SettingsError, match=r"MADEIRA_BEAT_S: .*is not a number; write it in the digits 0 to 9"):
+        settings.load({"MADEIRA_BEAT_S": odd})
+
+
+def test_seconds_may_have_a_point_or_an_exponent() -> None:
+    for text, seconds in (("2", 2.0), ("2.5", 2.5), ("2.", 2.0), (".5", 0.5), ("1e1", 10.0), ("25e-1", 2.5)):
+        assert settings.load({"MADEIRA_BEAT_S": text}).beat_s == seconds
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Values of options that several commands have: a time, a text that a filter may have, a share or a pace."""
 
-import math
 import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
+from madeira import digits
 from madeira.states import FailureClass
 from madeira.store import selection
 from madeira.store.jobs import KEY_PATTERN
@@ -20,6 +20,9 @@ class Moment(click.DateTime):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         """The time, in UTC."""
+        if not str(value).isascii():
+            # Its own reader takes the digits of every script.
+            self.fail(f"{value!r} is no time; write it in the digits 0 to 9.", param, ctx)
         found: datetime = super().convert(value, param, ctx)
         try:
             return found.astimezone(UTC)
@@ -28,31 +31,27 @@ class Moment(click.DateTime):
             self.fail(f"{value!r} is no time in UTC.", param, ctx)
 
 
-#: What Python takes in a number and nobody else does: ``1_0``, and digits of other scripts.
-_ODD: Final = re.compile(r"_|[^\x00-\x7f]")
-
-
 class Whole(click.IntRange):
     """A whole number within bounds, written as everywhere else."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number."""
-        if _ODD.search(str(value)):
-            self.fail(f"{value!r} is not a whole number.", param, ctx)
-        found: int = super().convert(value, param, ctx)
+        try:
+            found: int = super().convert(digits.whole(str(value)), param, ctx)
+        except ValueError as e:
+            self.fail(f"{e}.", param, ctx)
         return found
 
 
 class Number(click.FloatRange):
-    """A number within bounds, written as everywhere else. That which is none (``nan``) is neither below nor above any."""
+    """A number within bounds, written as everywhere else."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
-        if _ODD.search(str(value)):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail(f"{value!r} is not a number.", param, ctx)
+        try:
+            found: float = super().convert(digits.number(str(value)), param, ctx)
+        except ValueError as e:
+            self.fail(f"{e}.", param, ctx)
         return found
 
 

@@ -104,7 +104,7 @@ def test_a_number_is_written_in_plain_digits() -> None:
     """Python itself takes more than that, and than the API: `1_0` for ten, and the digits of every script."""
     assert {"replay --rate", "jobs show job_id", "listen --port"} <= set(numbers())
     for where, parameter in numbers().items():
-        for odd in ("1_0", "\u0661\u0660\u0660"):
+        for odd in ("1_0", "\u0661\u0660\u0660", " 1", "+1", "nan", "1" * 31):
             with pytest.raises(click.BadParameter, match="number"):
                 pytest.fail(f"{where} takes {odd!r} for {parameter.type.convert(odd, parameter, None)}")
 
