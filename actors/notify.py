@@ -59,6 +59,7 @@ def run(tools: Tools) -> None:
         try:
             with tools.database.connection() as conn:
                 notices.end_dead_letters(conn)
+                notices.end_forgotten(conn)
                 notices.remove_old(conn)
             _look_at_breakers(tools)
         finally:
@@ -152,8 +153,9 @@ def _tell_breaker(conn: psycopg.Connection[Any], breaker: Opened) -> None:
     endpoint = endpoint_of(breaker.lane)
     lane = {"lane": breaker.lane}
     if breaker.mark or breaker.is_open:
-        # One that is closed again was open for less than the time between two runs.
-        why = breaker.reason or "it has closed again already"
+        # One that is not open any more was so for less than the time between two runs.
+        why = breaker.reason or "it is not open any more"
         notices.begin(conn, Kind.BREAKER_OPENED, breaker.lane, endpoint, lane | {"reason": why})
-    if not breaker.is_open and notices.end(conn, Kind.BREAKER_OPENED, breaker.lane):
+    # Not for want of memory alone: a Redis that was emptied knows of no open breaker, and the receiver may be as it was.
+    if not breaker.is_open and breaker.has_succeeded and notices.end(conn, Kind.BREAKER_OPENED, breaker.lane):
         notices.write(conn, Kind.BREAKER_CLOSED, endpoint, lane)

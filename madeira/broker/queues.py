@@ -139,6 +139,8 @@ class Opened(NamedTuple):
     is_open: bool
     #: Why it opened, in words; None while it is closed.
     reason: str | None
+    #: Whether a call has succeeded since: only then it is over. Without, it is not open because Redis has lost it.
+    has_succeeded: bool
 
 
 class Connections(NamedTuple):
@@ -158,9 +160,9 @@ class Size(NamedTuple):
 
 
 def _opened(row: Sequence[Any]) -> Opened:
-    lane, mark, is_open, why, verdicts, failures = row
+    lane, mark, is_open, why, verdicts, failures, has_succeeded = row
     reason = Breaker("open", 0.0, 0.0, _text(why), int(verdicts), int(failures), 0).reason if is_open else None
-    return Opened(_text(lane), _text(mark), bool(is_open), reason)
+    return Opened(_text(lane), _text(mark), bool(is_open), reason, bool(has_succeeded))
 
 
 def delivery_key(ref: DeliveryRef) -> str:

@@ -18,6 +18,9 @@ from psycopg.types.json import Jsonb
 #: Hours without a new dead letter after which the next one is told of again, though older ones still wait for a person.
 QUIET_H: Final = 1
 
+#: Hours after which a breaker is no matter any more that was not seen open since, and behind which no call has succeeded.
+FORGOTTEN_H: Final = 24
+
 #: Days for which notices are kept.
 KEPT_DAYS: Final = 90
 
@@ -32,7 +35,7 @@ class Kind(StrEnum):
     DEAD_LETTERS_BEGAN = "dead_letters.began"
     #: A receiver failed so often that it is left alone for a while.
     BREAKER_OPENED = "breaker.opened"
-    #: It is called again as ever.
+    #: A call has succeeded since, and it is called again as ever.
     BREAKER_CLOSED = "breaker.closed"
     #: A person, or a receiver that says it is gone, has disabled an endpoint.
     ENDPOINT_DISABLED = "endpoint.disabled"
@@ -86,6 +89,9 @@ _END_DEAD_LETTERS: Final = """
           AND (last_at < now() - %(quiet_h)s * interval '1 h'
                OR NOT EXISTS (SELECT FROM delivery d WHERE d.endpoint = e.subject AND d.died_at IS NOT NULL))
 """
+
+#: End the episodes of breakers of which nothing was heard for long: nobody calls there, or the endpoint was removed.
+_END_FORGOTTEN: Final = "DELETE FROM episode WHERE kind = %(kind)s AND last_at < now() - %(forgotten_h)s * interval '1 h'"
 
 #: Write a notice.
 _WRITE: Final = "INSERT INTO notice (kind, endpoint, detail) VALUES (%(kind)s, %(endpoint)s, %(detail)s)"
@@ -148,6 +154,11 @@ def dead_letters(conn: psycopg.Connection[Any], died: Iterable[Died]) -> bool:
 def end_dead_letters(conn: psycopg.Connection[Any]) -> int:
     """Let episodes of dead letters be over of which none is left, or none has come for long; returns how many."""
     return conn.execute(_END_DEAD_LETTERS, {"kind": Kind.DEAD_LETTERS_BEGAN, "quiet_h": QUIET_H}).rowcount
+
+
+def end_forgotten(conn: psycopg.Connection[Any]) -> None:
+    """Let episodes of breakers be over, without a word, of which nothing was heard for long."""
+    conn.execute(_END_FORGOTTEN, {"kind": Kind.BREAKER_OPENED, "forgotten_h": FORGOTTEN_H})
 
 
 def reconciled(conn: psycopg.Connection[Any], counts: Mapping[str, int]) -> bool:

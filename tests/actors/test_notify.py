@@ -220,6 +220,13 @@ def opened(process: InProcess, receiver: Receiver) -> None:
 BREAKER = {"breaker": {"enabled": True, "hold": 60}, "retry": {"initial": 60, "max": 60}}
 
 
+def works_again(process: InProcess, receiver: Receiver) -> None:
+    """Let a call of `a` succeed, and be counted."""
+    receiver.answer("/a", Answer())
+    process.wait_status(process.routed("a"), "succeeded")
+    wait_until(lambda: process.queues.opened(["a"])[0].has_succeeded, what="the verdict")
+
+
 def test_a_breaker_is_told_of_when_it_opens_and_when_it_closes(told: Told, receiver: Receiver) -> None:
     """Also when nothing waits in its lane any more."""
     process = told(start=True, **BREAKER)
@@ -229,9 +236,39 @@ def test_a_breaker_is_told_of_when_it_opens_and_when_it_closes(told: Told, recei
     assert line["reason"] == "5 failures in a row"
     assert run(process) == []
     process.redis.delete("m:lane:a:breaker")
+    works_again(process, receiver)
     [line] = run(process)
     assert (line["event"], line["log_level"]) == ("breaker.closed", "info")
     assert run(process) == []
+
+
+def test_a_breaker_that_redis_has_forgotten_is_not_told_as_closed_while_the_receiver_fails(
+    told: Told, receiver: Receiver
+) -> None:
+    """Nor is it told anew when it opens again; only a call that succeeds ends the episode."""
+    process = told(start=True, **BREAKER)
+    opened(process, receiver)
+    assert [line["event"] for line in run(process)] == ["breaker.opened"]
+    process.redis.delete("m:opened", "m:lane:a:breaker", "m:lane:a:verdicts")
+    assert run(process) == []
+    opened(process, receiver)
+    assert run(process) == []
+    assert kinds(process) == ["breaker.opened"]
+    process.redis.delete("m:lane:a:breaker")
+    works_again(process, receiver)
+    assert [line["event"] for line in run(process)] == ["breaker.closed"]
+
+
+def test_an_open_breaker_of_which_nothing_was_heard_for_a_day_is_no_matter_any_more(told: Told, receiver: Receiver) -> None:
+    """Its endpoint may be gone; should it open again, that is told."""
+    process = told(start=True, **BREAKER)
+    opened(process, receiver)
+    run(process)
+    process.redis.delete("m:lane:a:breaker")
+    process.conn.execute("UPDATE episode SET last_at = last_at - interval '25 h'")
+    assert run(process) == []
+    opened(process, receiver)
+    assert [line["event"] for line in run(process)] == ["breaker.opened"]
 
 
 def test_a_breaker_that_was_open_for_a_moment_only_is_told_of_all_the_same(told: Told, receiver: Receiver) -> None:
@@ -239,6 +276,7 @@ def test_a_breaker_that_was_open_for_a_moment_only_is_told_of_all_the_same(told:
     process = told(start=True, **BREAKER)
     opened(process, receiver)
     process.redis.delete("m:lane:a:breaker")
+    works_again(process, receiver)
     assert [line["event"] for line in run(process)] == ["breaker.opened", "breaker.closed"]
     assert run(process) == []
 

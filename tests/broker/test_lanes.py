@@ -60,6 +60,7 @@ def opened(queues: Queues, **settings: Any) -> Player:
     for _ in range(5):
         call(player, "bad")
     assert breaker(queues) in OPEN
+    assert not queues.opened()[0].has_succeeded
     return player
 
 
@@ -263,6 +264,8 @@ def test_a_success_closes_it_step_by_step(queues: Queues) -> None:
         steps.append(len(keys))
         for key in keys:
             end(player, key, "good")
+        (seen,) = queues.opened()
+        assert (seen.is_open, seen.has_succeeded) == (breaker(queues) != "closed", True)
     assert steps == [1, 2, 4]
     assert len(player.take(room=20)) == 6
 

@@ -118,6 +118,16 @@ local function count_verdict(lane, weight)
   return n, f, row
 end
 
+-- Whether a call has succeeded among the latest verdicts; none of them is older than the last opening.
+local function has_succeeded(lane)
+  local n, all = 0, redis.pcall('HGETALL', pace_key(lane, 'verdicts'))
+  for i = 1, #all, 2 do
+    local count, kind = number(all[i + 1]) or 0, string.match(all[i], '^([nf])%d+$')
+    n = n + (kind == 'n' and count or kind == 'f' and -count or 0)
+  end
+  return n > 0
+end
+
 -- What a failure of each kind weighs: a timeout has cost a thread all its time.
 local WEIGHT = {good = 0, bad = 1, timeout = 2}
 

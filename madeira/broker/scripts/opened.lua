@@ -3,7 +3,8 @@
 -- ARGV  1 'read', then lanes that are told of besides
 --       1 'seen', then per lane that somebody was told of: name, time as it was read; one that has opened anew is kept
 -- Returns (read) per lane: name, time (ms) at which it opened last or '', '1' while it is not closed or '', why it opened,
--- verdicts and failures by which it did.
+-- verdicts and failures by which it did, '1' when a call has succeeded since or ''. That one is not open says little: what Redis
+-- has lost, and what a person has let go, is not open either.
 
 local opened = P .. 'opened'
 sound(opened, 'hash')
@@ -22,7 +23,8 @@ local function tell(lane, time)
   told[lane] = true
   local cfg, b = read_settings(lane), read_breaker(lane)
   if cfg and cfg.broken <= 0 then b = nil end
-  answer[#answer + 1] = {lane, time, b and '1' or '', b and b.why or '', b and b.of or 0, b and b.bad or 0}
+  answer[#answer + 1] = {lane, time, b and '1' or '', b and b.why or '', b and b.of or 0, b and b.bad or 0,
+    has_succeeded(lane) and '1' or ''}
 end
 
 local all = redis.call('HGETALL', opened)
