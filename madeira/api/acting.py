@@ -17,7 +17,7 @@ from madeira.store import cancelling, holding, jobs, ordering, replay
 from madeira.store.cancelling import CancelResult
 from madeira.store.database import Database
 from madeira.store.holding import Action, Changed
-from madeira.store.jobs import NewJob
+from madeira.store.jobs import NewJob, Steered
 from madeira.store.replay import ReplayResult, RerouteResult
 
 _log = log.get(__name__)
@@ -104,8 +104,8 @@ class Acting:
             self._wake_jobs()
         return made, is_new
 
-    def steer_job(self, job_id: int, steer: str, *, who: str, why: str | None) -> dict[str, Any] | None:
-        """``pause``, ``resume`` or ``cancel`` a job; it as it is now.
+    def steer_job(self, job_id: int, steer: str, *, who: str, why: str | None) -> Steered | None:
+        """``pause``, ``resume`` or ``cancel`` a job.
 
         Raises:
             IllegalTransition: the job has ended.

@@ -64,7 +64,7 @@ class Jobs:
         if dry_run:
             with self._database.connection() as connection:
                 preview = store.preview(connection, job)
-            answer = {"dry_run": True, "total": preview.total, "sample": preview.sample}
+            answer = {"dry_run": True, "total": preview.total, "sample": preview.sample, "missing": preview.missing}
             resp.data = json.dumps(answer, default=jsonable).encode()
             return
         try:
@@ -115,7 +115,7 @@ class Steer:
             raise Problem(409, str(e), name=e.code) from None
         if found is None:
             raise unknown(id)
-        resp.data = json.dumps(found, default=jsonable).encode()
+        resp.data = json.dumps(found.document, default=jsonable).encode()
 
 
 def number(given: str) -> int:

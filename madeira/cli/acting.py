@@ -1,7 +1,8 @@
 """What the commands that act on events share: how the queues hear of it, and how a refusal is told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import click
@@ -76,6 +77,17 @@ def ask(values: Settings, work: Callable[[Queues], T], unknown: str) -> T | None
         return None
     finally:
         queues.close()
+
+
+def so_already(since: datetime | None, by: str | None) -> str:
+    """What is told of a state that was there before somebody asked for it: since when, and by whom, where that is known."""
+    return " already" + (f", since {since.astimezone():%F %T %z}" if since else "") + (f" by {by}" if by else "")
+
+
+def tell_missing(endpoints: Sequence[str], *, err: bool = False) -> None:
+    """Say which endpoints of a replay were removed, if any were."""
+    if endpoints:
+        click.echo(f"not configured: {', '.join(endpoints)}; what goes there waits until it is, or is cancelled", err=err)
 
 
 def no_event(event_id: str, source: str, endpoint: str | None = None) -> click.ClickException:

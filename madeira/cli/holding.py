@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from madeira.broker.queues import Queues
-from madeira.cli.acting import ask, maybe_reason_option, reason_option, refusals, tell
+from madeira.cli.acting import ask, maybe_reason_option, reason_option, refusals, so_already, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.cli.listen import one_line
 from madeira.lanes import LaneState
 from madeira.lanes.pace import SEPARATOR, endpoint_of
-from madeira.lanes.showing import lane
+from madeira.lanes.showing import held, lane
 from madeira.lanes.state import hold_of
 from madeira.store import holding
 from madeira.store.holding import Action, Holding
@@ -112,12 +112,12 @@ def _change(name: str, action: Action, reason: str | None, as_json: bool) -> Non
     if version is not None:
         tell(values, lambda queues: queues.hold(name, version, hold_of(now.state)))
     if as_json:
-        print_json({"endpoint": name, "state": now.state, "reason": now.reason, "by": now.by, "changed": version is not None})
+        print_json({"endpoint": name, "already": changed.already, "changed": version is not None} | held(now))
+    elif changed.already:
+        reason = "; the reason is new" if version is not None else ""
+        click.echo(f"endpoint {name} is {now.state}{so_already(changed.before.since, changed.before.by)}{reason}")
     else:
-        already = " already" if changed.already else ""
-        click.echo(
-            f"endpoint {name} is {now.state}{already}" + ("; the reason is new" if already and version is not None else "")
-        )
+        click.echo(f"endpoint {name} is {now.state}")
 
 
 #: Commands of `madeira endpoints`.

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from madeira.broker.waking import wake_jobs
-from madeira.cli.acting import maybe_reason_option, reason_option, refusals, tell
+from madeira.cli.acting import maybe_reason_option, reason_option, refusals, so_already, tell, tell_missing
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.cli.filters import CLASS, MOMENT, Key, Number, Whole
 from madeira.errors import AlreadyThere, SelectionInvalid
@@ -92,6 +92,7 @@ def show(job_id: int, as_json: bool) -> None:
     for name in ("filter", "reason", "who", "ordered", "rate", "skips", "error", "created_at", "finished_at"):
         if job[name] not in (None, {}):
             click.echo(f"  {name}: {job[name]}")
+    tell_missing(job["missing"])
 
 
 @jobs.command()
@@ -114,14 +115,16 @@ def _steer(steer: str, about: str, *, needs_reason: bool) -> click.Command:
         values = load()
         configure_log(values)
         with database(values) as db, refusals(), db.connection() as conn:
-            job = store.steer(conn, job_id, steer, person(), reason or None)
-        if job is None:
+            done = store.steer(conn, job_id, steer, person(), reason or None)
+        if done is None:
             raise _no_job(job_id)
         tell(values, wake_jobs)
         if as_json:
-            print_json(job)
-        else:
-            _print(job)
+            print_json(done.document)
+            return
+        _print(done.job)
+        if done.already:
+            click.echo(f"it is {done.job['state']}{so_already(done.since, done.by)}")
 
     return command
 
@@ -192,6 +195,7 @@ def start(
             print_json(made)
         else:
             click.echo(f"job {made['id']} is about {made['total']}; see `madeira jobs follow {made['id']}`")
+            tell_missing(made["missing"])
 
 
 def _selection(asked: Mapping[str, Any]) -> selection.Selection:
@@ -215,12 +219,13 @@ def _preview(db: Database, job: NewJob, *, as_json: bool) -> None:
     with db.connection() as conn:
         preview = store.preview(conn, job)
     if as_json:
-        print_json({"dry_run": True, "total": preview.total, "sample": preview.sample})
+        print_json({"dry_run": True, "total": preview.total, "sample": preview.sample, "missing": preview.missing})
         return
     click.echo(f"a {job.action} would be about {preview.total}" + (", for example:" if preview.sample else ""))
     for one in preview.sample:
         where = f" to {one['endpoint']}" if one["endpoint"] else ""
         click.echo(f"  {one['at'].astimezone():%F %T}  {one['source']}/{one['event_id']}{where}  {one['last_error'] or ''}")
+    tell_missing(preview.missing)
 
 
 # -- showing one --------------------------------------------------------------------------------------------------
@@ -250,6 +255,7 @@ def _counts(job: Mapping[str, Any]) -> str:
 
 def _follow(db: Database, job_id: int, *, as_json: bool) -> None:
     job = _found(db, job_id)
+    tell_missing(job["missing"], err=True)
     if as_json or not sys.stdout.isatty():
         while job["finished_at"] is None:
             time.sleep(LOOK_S)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from madeira.broker.queues import ROUTE, Ensure, ensure_delivery
-from madeira.cli.acting import no_event, reason_option, refusals, tell
+from madeira.cli.acting import no_event, reason_option, refusals, tell, tell_missing
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.cli.jobs import is_of_jobs, job_options, start
 from madeira.settings import Settings
@@ -72,8 +72,7 @@ def _replay_one(
         )
     else:
         click.echo(f"event {event_id} is {result.status}: it goes again to {', '.join(result.endpoints)}")
-        if result.missing:
-            click.echo(f"not configured: {', '.join(result.missing)}; what goes there waits until it is, or is cancelled")
+        tell_missing(result.missing)
 
 
 @click.command()

@@ -152,9 +152,10 @@ class Hold(Page):
             raise Problem(409, str(e), name=e.code) from None
         if changed is None:
             raise _unknown(name)
-        reason = ", and only the reason is new" if changed.version is not None else ""
-        unchanged = f"; it was so before{reason}" if changed.already else ""
-        text = f"The endpoint {name} {_DONE[self._action]}{unchanged}."
+        text = f"The endpoint {name} {_DONE[self._action]}."
+        if changed.already:
+            reason = "; only the reason is new" if changed.version is not None else ""
+            text = f"The endpoint {name} is {changed.now.state}{words.already(changed.before.since, changed.before.by)}{reason}."
         self.acted(req, resp, words.address("endpoints", name), text, what=f"endpoint {name}")
 
 

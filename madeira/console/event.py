@@ -160,8 +160,7 @@ class Replay(_Act):
         done = self.house.acting.replay(source, event_id, who=who, why=why, endpoint=endpoint, force=force)
         if done is None:
             return None
-        waits = f" Not configured: {words.joined(done.missing)}. What goes there waits until it is." if done.missing else ""
-        return f"Sent again to {words.joined(done.endpoints)}.{waits}"
+        return f"Sent again to {words.joined(done.endpoints)}. {words.waits(done.missing)}".rstrip()
 
 
 class Reroute(_Act):

@@ -15,7 +15,6 @@ from madeira.api.problems import FieldError, Problem, invalid
 from madeira.console import asking, fields, forms, picking, words
 from madeira.console.house import House, Page, acting, session_of
 from madeira.errors import AlreadyThere, IllegalTransition
-from madeira.records import Endpoint
 from madeira.states import JobState, Role
 from madeira.store import jobs as store
 from madeira.store.jobs import NewJob
@@ -112,6 +111,9 @@ def _asked(form: Mapping[str, str]) -> NewJob:
     Raises:
         Problem: 422.
     """
+    if not form.get("key"):
+        # Without it a double click would make two.
+        raise invalid([FieldError("key", "is missing, which makes a form that is sent twice one job: load the preview again")])
     values: dict[str, Any] = {"action": form.get("action"), "reason": forms.reason(form), "key": form.get("key")}
     try:
         # As strictly as the API: a field that is named twice must not be one that the preview has not shown.
@@ -168,6 +170,7 @@ class NewPage(Page):
             found=found,
             skips=_reasons(skips),
             left=found.total - sum(skips.values()),
+            waits=words.waits(found.missing),
             paces=self._paces([endpoint for kind, endpoint in found.parts if kind == "dead"]),
             key=f"console-{secrets.token_urlsafe(16)}",
             back=words.address(
@@ -179,15 +182,9 @@ class NewPage(Page):
     def _paces(self, endpoints: Sequence[str]) -> list[str]:
         """What each endpoint allows a second, in words."""
         configured = self.house.rules.read().endpoints if endpoints else {}
-        told = [f"{name} {_allowed(configured.get(name))}" for name in endpoints[:_PACES]]
-        return told + [f"and {words.plural(len(endpoints) - _PACES, 'more endpoint')}"] * (len(endpoints) > _PACES)
-
-
-def _allowed(endpoint: Endpoint | None) -> str:
-    """What an endpoint allows, in words; None is one that was removed."""
-    if endpoint is None:
-        return "is not configured: what goes there waits until it is"
-    return f"takes {endpoint.rate:g}/s" if endpoint.rate else "has no limit of its own"
+        there = [configured[name] for name in endpoints if name in configured]
+        told = [f"{one.name} {f'takes {one.rate:g}/s' if one.rate else 'has no limit of its own'}" for one in there[:_PACES]]
+        return told + [f"and {words.plural(len(there) - _PACES, 'more endpoint')}"] * (len(there) > _PACES)
 
 
 def _noun(job: NewJob) -> tuple[str, str]:
@@ -214,6 +211,7 @@ class JobPage(Page):
             title=f"Job {found['id']}: {found['action']}",
             job=_told(found),
             skips=_reasons(found["skips"]),
+            waits=words.waits(found["missing"]),
             counted=_COUNTED[found["action"]],
             steers=[name for name, (allowed, _) in store.STEERS.items() if state in allowed],
             told=_WOULD,
@@ -242,8 +240,9 @@ class Steer(Page):
             raise Problem(409, str(e), name=e.code) from None
         if found is None:
             raise api.unknown(id)
-        number = found["id"]
-        self.acted(req, resp, words.address("jobs", str(number)), f"Job {number} {_DONE[self._steer]}.", what=f"job {number}")
+        number, state = found.job["id"], found.job["state"]
+        done = f"is {state}{words.already(found.since, found.by)}" if found.already else _DONE[self._steer]
+        self.acted(req, resp, words.address("jobs", str(number)), f"Job {number} {done}.", what=f"job {number}")
 
 
 def _reasons(skips: Mapping[str, int]) -> list[tuple[int, str]]:
@@ -259,7 +258,7 @@ def _told(job: Mapping[str, Any]) -> dict[str, Any]:
     until = job["finished_at"] or datetime.now(UTC)
     lasted = (until - job["created_at"]).total_seconds()
     pace = over / lasted if over and lasted >= _EARLIEST_S else None
-    goes_on = job["state"] == JobState.RUNNING and pace and left
+    goes_on = job["state"] == JobState.RUNNING and pace and left and not job["missing"]
     return {
         **job,
         "told": picking.told(job["filter"], among=job["among"]),

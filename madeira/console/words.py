@@ -5,7 +5,7 @@ copying.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -102,6 +102,11 @@ def exact(moment: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} UTC"
 
 
+def already(since: datetime | None, by: str | None) -> str:
+    """What is told of a state that was there before somebody asked for it: since when, and by whom, where that is known."""
+    return " already" + (f", since {exact(since)}" if since else "") + (f" by {by}" if by else "")
+
+
 def short(identifier: str) -> str:
     """An id with its middle left out, if it is long."""
     most, before, after = _ID
@@ -139,6 +144,11 @@ def joined(names: Any) -> str:
     """Names as one says them in a sentence."""
     *others, last = [str(name) for name in names]
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def waits(missing: Sequence[str]) -> str:
+    """What is told of a replay to endpoints that were removed; nothing when there is none."""
+    return f"Not configured: {joined(missing)}. What goes there waits until it is, or is cancelled." if missing else ""
 
 
 def request(document: Mapping[str, Any] | None) -> str | None:

@@ -255,6 +255,13 @@ def endpoints_among(conn: psycopg.Connection[Any], names: Iterable[str]) -> set[
     return {BUILT_IN} & {*names} | {name for (name,) in conn.execute(_THERE, {"names": texts(names)})}
 
 
+def missing_among(conn: psycopg.Connection[Any], names: Iterable[str]) -> list[str]:
+    """Those of some endpoints that were removed, in the order given: what goes there waits until one of that name is made."""
+    names = list(names)
+    there = endpoints_among(conn, names)
+    return [name for name in names if name not in there]
+
+
 def raise_version(conn: psycopg.Connection[Any]) -> int:
     """Tell readers that something changed; once per transaction, under `lock`."""
     ((found,),) = conn.execute(_RAISE)

@@ -35,7 +35,8 @@ _READ: Final = "SELECT state, state_reason, state_since, state_by FROM endpoint 
 #: Hold it, or let it go.
 _CHANGE: Final = """
     UPDATE endpoint
-    SET state = %(state)s, state_reason = %(reason)s, state_since = clock_timestamp(), state_by = %(who)s
+    SET state = %(state)s, state_reason = %(reason)s, state_by = %(who)s,
+        state_since = CASE WHEN state = %(state)s THEN state_since ELSE clock_timestamp() END
     WHERE name = %(name)s
     RETURNING state, state_reason, state_since, state_by
 """
@@ -64,7 +65,9 @@ class Holding:
     #: ``active``, ``paused`` or ``disabled``.
     state: str = "active"
     reason: str | None = None
+    #: Since when it is in this state; None when it never was in another.
     since: datetime | None = None
+    #: Who said so last: another reason for the same state has another author, and leaves it its age.
     by: str | None = None
 
 
@@ -72,11 +75,15 @@ class Holding:
 class Changed:
     """What an action did."""
 
+    before: Holding
     now: Holding
     #: Version of the configuration since; None when nothing had to be changed.
     version: int | None
-    #: Whether it was in this state before; only the reason, then, can be another.
-    already: bool
+
+    @property
+    def already(self) -> bool:
+        """Whether it was in this state before; only the reason, then, can be another."""
+        return self.before.state == self.now.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         if before.state not in allowed:
             raise IllegalTransition(f"the endpoint {name} is {before.state}: {_INSTEAD[before.state]}", code=before.state)
         if before.state == after and (after == "active" or before.reason == why):
-            return Changed(before, None, already=True)
+            return Changed(before, before, None)
         params = {"name": name, "state": after, "reason": None if after == "active" else why, "who": who}
         row = conn.execute(_CHANGE, params).fetchone()
         assert row is not None
@@ -131,7 +138,7 @@ def change(conn: psycopg.Connection[Any], name: str, action: Action, *, who: str
         configuration.record(conn, who, why, [Entry(action, f"endpoint {name}", {"before": _told(before), "after": _told(now)})])
         if after == "disabled" and before.state != after:
             notices.write(conn, Kind.ENDPOINT_DISABLED, name, {"reason": why, "by": who})
-        return Changed(now, configuration.raise_version(conn), already=before.state == after)
+        return Changed(before, now, configuration.raise_version(conn))
 
 
 def gone(conn: psycopg.Connection[Any], name: str, *, who: str, why: str, called_s: float) -> Gone | None:

@@ -7,7 +7,7 @@ nor those of another job come round to it again. Each thing that a person does t
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg.rows import dict_row
@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from madeira.errors import AlreadyThere, IllegalTransition
 from madeira.states import JobState
-from madeira.store import audit, job_walks
+from madeira.store import audit, configuration, job_walks
 from madeira.store.job_walks import Action, Kind
 from madeira.store.selection import Selection
 
@@ -28,10 +28,18 @@ RATES: Final = (0.001, 10_000)
 #: What a client may call a request by, so that it makes one job however often it is sent.
 KEY_PATTERN: Final = r"^[A-Za-z0-9._:-]{1,128}$"
 
-#: What a job shows of itself.
+#: What a job shows of itself; `missing` are the endpoints without which a replay does not come to its end.
 _COLUMNS: Final = """
     id, action, selection AS filter, among, reason, who, key, ordered, rate, state, total, done, failed, skipped, skips,
-    (SELECT count(*) FROM job_begun b WHERE b.job_id = job.id) AS begun, error, created_at, updated_at, finished_at
+    (SELECT count(*) FROM job_begun b WHERE b.job_id = job.id) AS begun,
+    CASE WHEN action = 'replay' AND finished_at IS NULL THEN ARRAY(
+        SELECT o.endpoint
+        FROM (SELECT endpoint FROM job_begun b WHERE b.job_id = job.id
+              UNION SELECT endpoint FROM job_part p
+                    WHERE p.job_id = job.id AND NOT is_over AND job.state IN ('running', 'paused')) o
+        WHERE o.endpoint <> 'callback' AND NOT EXISTS (SELECT FROM endpoint e WHERE e.name = o.endpoint)
+        ORDER BY 1) ELSE '{}' END AS missing,
+    error, created_at, updated_at, finished_at
 """
 
 _NOW: Final = "SELECT clock_timestamp()"
@@ -63,6 +71,9 @@ _PAGE: Final = f"""
 
 #: Take hold of a job.
 _LOCK: Final = "SELECT state FROM job WHERE id = %(id)s FOR NO KEY UPDATE"
+
+#: Since when a job is in the state that a person has brought it to, and who that was; the end is nobody's word.
+_SINCE: Final = "SELECT at, who FROM audit WHERE what = %(what)s AND action <> 'end' ORDER BY at DESC, id DESC LIMIT 1"
 
 _SET_STATE: Final = "UPDATE job SET state = %(state)s, updated_at = clock_timestamp() WHERE id = %(id)s"
 
@@ -120,6 +131,23 @@ class NewJob:
     key: str | None = None
 
 
+class Steered(NamedTuple):
+    """What came of a person's word to a job."""
+
+    #: As it is now.
+    job: dict[str, Any]
+    #: Whether it was in this state before.
+    already: bool
+    #: Since when it is, and who brought it there; None when the audit does not go back so far.
+    since: datetime | None
+    by: str | None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All of it, for a program."""
+        return self.job | {"already": self.already, "since": self.since, "by": self.by}
+
+
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What a job would be about."""
@@ -129,6 +157,8 @@ class Preview:
     parts: list[tuple[Kind, str]]
     #: A few of them.
     sample: list[dict[str, Any]]
+    #: Of a replay: the endpoints that were removed; what goes there waits until one of that name is made.
+    missing: list[str]
     #: The moment of the count.
     at: datetime
 
@@ -141,7 +171,8 @@ def preview(conn: psycopg.Connection[Any], job: NewJob) -> Preview:
     for kind in dict(parts):
         left = SAMPLE - len(sample)
         sample += job_walks.sample(conn, kind, job.action, job.selection, at, left) if left else []
-    return Preview(total, parts, sample, at)
+    missing = configuration.missing_among(conn, [endpoint for _, endpoint in parts]) if job.action == "replay" else []
+    return Preview(total, parts, sample, missing, at)
 
 
 def skips(conn: psycopg.Connection[Any], job: NewJob, found: Preview) -> dict[str, int]:
@@ -185,7 +216,8 @@ def create(conn: psycopg.Connection[Any], job: NewJob, who: str) -> tuple[dict[s
             conn.execute(_PARTS, {"job_id": made["id"], "kinds": kinds, "endpoints": endpoints})
             detail = {"filter": selection, "total": total, "among": job.among, "ordered": job.ordered, "rate": job.rate}
             audit.record(conn, who, job.action, f"job {made['id']}", job.reason, detail)
-            return made, True
+            # Once more: it has its parts now.
+            return find(conn, made["id"]) or made, True
     # Made by another request between the question and the answer.
     known = _one(conn, _OF_KEY, {"key": job.key})
     assert known is not None
@@ -221,10 +253,10 @@ def lately(conn: psycopg.Connection[Any], *, limit: int = 20, days: int = 1) -> 
         return [_shown(row) for statement in (_UNDER_WAY, _FAILED) for row in cursor.execute(statement, params).fetchall()]
 
 
-def steer(conn: psycopg.Connection[Any], job_id: int, steer: str, who: str, why: str | None) -> dict[str, Any] | None:
-    """``pause``, ``resume`` or ``cancel`` a job; it as it is now, or None when there is none.
+def steer(conn: psycopg.Connection[Any], job_id: int, steer: str, who: str, why: str | None) -> Steered | None:
+    """``pause``, ``resume`` or ``cancel`` a job; None when there is none.
 
-    Twice is the same as once. Writes the audit row too, if anything changed.
+    Twice is the same as once, and told as such. Writes the audit row too, if anything changed.
 
     Raises:
         IllegalTransition: the job has ended (``already-finished``).
@@ -240,7 +272,10 @@ def steer(conn: psycopg.Connection[Any], job_id: int, steer: str, who: str, why:
             audit.record(conn, who, steer, f"job {job_id}", why, {"before": state, "after": becomes} | counts(conn, job_id))
         elif state is not becomes:
             raise IllegalTransition(f"job {job_id} is {state} already; there is nothing left to {steer}")
-        return _one(conn, _FIND, {"id": job_id})
+        job = _one(conn, _FIND, {"id": job_id})
+        assert job is not None
+        since, by = conn.execute(_SINCE, {"what": f"job {job_id}"}).fetchone() or (None, None)
+        return Steered(job, state is becomes, since, by)
 
 
 def counts(conn: psycopg.Connection[Any], job_id: int) -> dict[str, Any]:

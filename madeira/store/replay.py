@@ -152,8 +152,7 @@ def replay(
         detail = {"replayed": len(wanted), "endpoints": endpoints, "force": force, "status": status}
         audit.record(conn, who, "replay", f"event {source}/{event_id}", why, detail)
         refs = [DeliveryRef(d.id, event.seq, d.lane, line="replay") for d in wanted]
-        there = configuration.endpoints_among(conn, endpoints)
-        missing = [name for name in endpoints if name not in there]
+        missing = configuration.missing_among(conn, endpoints)
         return ReplayResult(event.seq, EventStatus(status), refs, endpoints, missing)
 
 

@@ -57,6 +57,7 @@ def test_a_dry_run_tells_how_many_and_which_and_leaves_no_trace(
     assert reply.status == 200
     assert (reply.json["dry_run"], reply.json["total"]) == (True, 4)
     assert [found["event_id"] for found in reply.json["sample"]] == ids[:3]
+    assert reply.json["missing"] == ["previewed"]
     assert audited(shared_api) == before
     assert len(shared_api.get("/v1/jobs", admin=True).json["jobs"]) == listed
     assert queues.sizes([JOBS])[JOBS].ready == 0
@@ -96,7 +97,10 @@ def test_one_key_makes_one_job_however_often_it_is_sent(shared_api: Api) -> None
 def test_a_job_is_paused_let_go_and_cancelled(shared_api: Api, queues: Queues) -> None:
     job = ask(shared_api, **ASKED | {"filter": {"endpoint": "steered"}}).json["id"]
     path = f"/v1/jobs/{job}"
-    assert ask(shared_api, f"{path}/pause", reason="wait").json["state"] == "paused"
+    paused = ask(shared_api, f"{path}/pause", reason="wait").json
+    assert (paused["state"], paused["already"], paused["by"]) == ("paused", False, "admin")
+    again = ask(shared_api, f"{path}/pause", reason="wait").json
+    assert (again["already"], again["since"], again["by"]) == (True, paused["since"], "admin")
     queues.flush(JOBS)
     assert shared_api.request("POST", f"{path}/resume", None, ADMIN).json["state"] == "running"
     assert queues.sizes([JOBS])[JOBS].ready == 1

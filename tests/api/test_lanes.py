@@ -42,7 +42,9 @@ def test_an_endpoint_is_held_with_a_reason_and_let_go_without_one(shared_api: Ap
     told = act(shared_api, name, action, reason="their migration").json
     assert (told["endpoint"], told["state"], told["reason"]) == (name, state, "their migration")
     document = shown(shared_api, name)
-    assert {k: document[k] for k in ("state", "reason", "since", "by")} == {k: v for k, v in told.items() if k != "endpoint"}
+    assert {k: document[k] for k in ("state", "reason", "since", "by")} == {
+        k: v for k, v in told.items() if k not in ("endpoint", "already")
+    }
     assert document["lane"] == {
         "state": state,
         "reason": "their migration",
@@ -76,6 +78,19 @@ def test_each_change_is_one_row_of_the_audit_and_what_changes_nothing_is_none(sh
         ("pause", "two", {"before": one, "after": two}),
         ("resume", None, {"before": two, "after": active}),
     ]
+
+
+@pytest.mark.parametrize(("action", "back"), [("pause", "resume"), ("disable", "enable")])
+def test_what_was_so_before_is_told_as_such_with_its_age(shared_api: Api, action: str, back: str) -> None:
+    name = made(shared_api)
+    assert act(shared_api, name, back).json["already"], "nobody has held it yet"
+    first = act(shared_api, name, action, reason="one").json
+    same = act(shared_api, name, action, reason="one").json
+    other = act(shared_api, name, action, reason="two").json
+    assert [told["already"] for told in (first, same, other)] == [False, True, True]
+    assert [told["since"] for told in (same, other)] == [first["since"]] * 2, "another reason does not make it younger"
+    assert [told["reason"] for told in (same, other)] == ["one", "two"]
+    assert [act(shared_api, name, back).json["already"] for _ in range(2)] == [False, True]
 
 
 def test_what_the_state_does_not_allow_is_refused_with_the_remedy(shared_api: Api) -> None:

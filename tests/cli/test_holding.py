@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,16 @@ def test_an_endpoint_is_shown_with_who_holds_it_and_its_lane(terminal: Terminal)
 
 
 def test_an_endpoint_that_is_held_already_is_told_so(terminal: Terminal) -> None:
-    assert terminal.run("endpoints", "pause", "a", "--reason", "they move house") == "endpoint a is paused already\n"
-    assert terminal.run("endpoints", "pause", "a", "--reason", "all week") == "endpoint a is paused already; the reason is new\n"
+    before = json.loads(terminal.run("endpoints", "show", "a", "--json"))
+    told = (
+        f"endpoint a is paused already, since {datetime.fromisoformat(before['since']).astimezone():%F %T %z} by {before['by']}"
+    )
+    assert terminal.run("endpoints", "pause", "a", "--reason", "they move house") == f"{told}\n"
+    assert terminal.run("endpoints", "pause", "a", "--reason", "all week") == f"{told}; the reason is new\n"
+    now = json.loads(terminal.run("endpoints", "pause", "a", "--reason", "all week", "--json"))
+    assert (now["already"], now["changed"], now["since"], now["reason"]) == (True, False, before["since"], "all week")
     assert terminal.run("endpoints", "resume", "a") == "endpoint a is active\n"
+    assert terminal.run("endpoints", "resume", "a").startswith("endpoint a is active already, since ")
 
 
 def test_without_redis_it_is_shown_how_an_endpoint_is_held(terminal: Terminal) -> None:

@@ -36,10 +36,13 @@ def test_a_replay_with_a_filter_is_previewed_and_then_made_as_a_job(terminal: Te
     told = terminal.run(*many, "--dry-run").stdout
     assert "about 4" in told
     assert told.count(" shop/") == 3
+    assert "not configured: a; what goes there waits until it is, or is cancelled" in told
+    assert json.loads(terminal.run(*many, "--dry-run", "--json").stdout)["missing"] == ["a"]
     assert terminal.audited() == []
     done = json.loads(terminal.run(*many, "--rate", "5", "--key", "k", "--json").stdout)
     assert (done["total"], done["rate"], done["ordered"], done["filter"]) == (4, 5.0, True, {"endpoint": "a"})
     assert json.loads(terminal.run(*many, "--rate", "5", "--key", "k", "--json").stdout)["id"] == done["id"]
+    assert "not configured: a; " in terminal.run("jobs", "show", str(done["id"])).stdout
     assert terminal.audited() == [(WHO, "replay", f"job {done['id']}", "the partner is back")]
     assert terminal.queues.sizes([JOBS])[JOBS].ready == 1
     other = terminal.run("replay", "--endpoint", "b", "--key", "k", "--reason", "x", code=1)
@@ -115,6 +118,7 @@ def test_jobs_are_listed_shown_paused_resumed_and_cancelled(terminal: Terminal) 
     assert "running" in terminal.run("jobs", "list").stdout
     assert json.loads(terminal.run("jobs", "list", "--state", "done", "--json").stdout) == []
     assert "paused" in terminal.run("jobs", "pause", str(job), "--reason", "wait").stdout
+    assert "it is paused already, since " in terminal.run("jobs", "pause", str(job), "--reason", "wait").stdout
     assert "2 left" in terminal.run("jobs", "show", str(job)).stdout
     assert json.loads(terminal.run("jobs", "resume", str(job), "--json").stdout)["state"] == "running"
     assert "cancelled" in terminal.run("jobs", "cancel", str(job), "--reason", "enough").stdout

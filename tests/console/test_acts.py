@@ -3,15 +3,17 @@
 import json
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import psycopg
 import pytest
 
+from madeira.console.words import exact
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
 from madeira.store import events
-from tests.api.people import audited, token
+from tests.api.people import ADMIN, audited, token
 from tests.api.serving import Api
 from tests.console.browser import Browser, Seen, administrator, filled, queried, somebody
 from tests.console.scenes import died, made_endpoint
@@ -258,7 +260,7 @@ def test_a_replay_to_an_endpoint_that_was_removed_is_told_to_wait(shared_api: Ap
         seen = browser.submit(page(browser, died(conn, endpoint)), "/replay", reason="x")
         told = seen.root.one(id="done").text
         assert f"Sent again to {endpoint}." in told
-        assert (f"Not configured: {endpoint}. What goes there waits until it is." in told) is waits
+        assert (f"Not configured: {endpoint}. What goes there waits until it is, or is cancelled." in told) is waits
 
 
 @pytest.mark.parametrize(("action", "held"), [("pause", "paused"), ("disable", "disabled")])
@@ -272,9 +274,12 @@ def test_an_endpoint_that_is_held_already_is_not_told_as_held_just_now(shared_ap
 
     first, same, other = said("x"), said("x"), said("y")
     assert f"is {held}" in first
-    assert "before" not in first
-    assert "it was so before." in same
-    assert "it was so before, and only the reason is new." in other
+    assert "already" not in first
+    since = shared_api.request("GET", address.replace("/console", "/v1"), None, ADMIN).json["since"]
+    told = f"is {held} already, since {exact(datetime.fromisoformat(since))} by "
+    assert told in same
+    assert told in other, "the reason is new, the state is as old as it was"
+    assert ["only the reason is new" in said for said in (first, same, other)] == [False, False, True]
 
 
 def test_a_paused_endpoint_is_resumed_from_the_overview(shared_api: Api) -> None:

@@ -13,6 +13,7 @@ from madeira.store.selection import Selection
 from tests.api.people import audited, token
 from tests.api.serving import Api
 from tests.console.browser import Browser, Seen, administrator, filled, queried, somebody
+from tests.console.scenes import made_endpoint
 from tests.console.test_dead_letters import letters, name
 from tests.console.test_pages import HOSTILE, LARGEST
 from tests.store import making
@@ -64,7 +65,7 @@ def test_a_preview_says_how_many_which_in_what_order_and_what_is_skipped_and_doe
         "Sends 4 dead letters again",
         "1 would be skipped: never had a body or an address",
         "1 would be skipped: the payload was erased",
-        f"{endpoint} is not configured: what goes there waits until it is",
+        f"Not configured: {endpoint}. What goes there waits until it is, or is cancelled.",
         "as accepted, one at a time per endpoint",
     ):
         assert words in seen.text
@@ -150,6 +151,7 @@ def test_a_job_is_made_with_one_row_on_record_and_shown(shared_api: Api, conn: C
     assert "back <b>" in browser.get(notice.one("a").attributes["href"]).text
     for words in (f"endpoint {endpoint}", "back <b>", f"token {who}", "0 of 3", "2.5/s at most", "none is kept"):
         assert words in seen.text
+    assert f"Not configured: {endpoint}. What goes there waits until it is, or is cancelled. Until then" in seen.text
 
 
 def test_a_form_that_is_sent_twice_makes_one_job(shared_api: Api, conn: Connection) -> None:
@@ -202,11 +204,24 @@ def test_nothing_is_made_of_a_form_that_is_wrong(shared_api: Api, conn: Connecti
     assert conn.execute("SELECT count(*) FROM job WHERE reason = 'back' AND total = 0").fetchone() == (0,)
 
 
+def test_a_form_without_its_key_would_make_two_jobs_by_a_double_click_and_makes_none(shared_api: Api, conn: Connection) -> None:
+    endpoint = name()
+    letters(conn, endpoint, 1)
+    browser = somebody(shared_api, Role.OPERATOR)
+    form = filled(preview(browser, endpoint).form("/console/jobs")) | {"reason": "back"}
+    del form["key"]
+    before = audited(shared_api)
+    seen = browser.post("/console/jobs", form)
+    assert seen.status == 422
+    assert "key is missing, which makes a form that is sent twice one job: load the preview again" in seen.text
+    assert audited(shared_api) == before
+
+
 # -- watching and steering -------------------------------------------------------------------------------------------
 
 
 def test_a_job_tells_how_far_it_is_and_what_was_skipped(shared_api: Api, conn: Connection) -> None:
-    endpoint = name()
+    endpoint = made_endpoint(shared_api)
     letters(conn, endpoint, 5)
     born_dead(conn, endpoint)
     number = made(conn, endpoint, ordered=False)
@@ -230,6 +245,7 @@ def test_a_job_tells_how_far_it_is_and_what_was_skipped(shared_api: Api, conn: C
     }
     assert "running 3 of 6 are over, 50 %" in progress.text
     assert "The end is expected in" in progress.text
+    assert "Not configured" not in progress.text
     bar = [(r.attributes["class"], r.attributes["x"], r.attributes["width"]) for r in progress.all("rect")]
     assert bar == [
         ("done", "0.0", "16.67"), ("failed", "16.67", "16.67"), ("skipped", "33.33", "16.67"), ("begun", "50.0", "50.0")
@@ -248,9 +264,13 @@ def test_a_job_is_paused_resumed_and_cancelled_with_a_row_each(shared_api: Api, 
         assert seen.address == address
         assert f"Job {number}" in seen.root.one(id="done").text
         assert seen.root.one(id="progress").all("span", class_="state")[0].text == state
+        form = filled(browser.get("/console").form("/sign-out")) | {"reason": "once more"}
+        again = browser.post(f"{address}/{steer}", form).root.one(id="done").text
+        assert f"Job {number} is {state} already, since " in again
         assert audited(shared_api) == before + 1
-        row = conn.execute("SELECT action, what, why FROM audit ORDER BY id DESC LIMIT 1").fetchone()
-        assert row == (steer, f"job {number}", f"to {steer} it")
+        *row, who = conn.execute("SELECT action, what, why, who FROM audit ORDER BY id DESC LIMIT 1").fetchone() or ()
+        assert row == [steer, f"job {number}", f"to {steer} it"]
+        assert f" by {who}." in again
     assert "Nothing: it is cancelled" in browser.get(address).text
     form = filled(browser.get("/console").form("/sign-out")) | {"reason": "x"}
     late = browser.post(f"{address}/resume", form)

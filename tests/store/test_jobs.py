@@ -11,7 +11,7 @@ import pytest
 from madeira.errors import AlreadyThere, IllegalTransition
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import audit, cancelling, events, job_steps, job_work, jobs
+from madeira.store import audit, cancelling, configuration, events, job_steps, job_work, jobs
 from madeira.store.database import Database
 from madeira.store.job_steps import Step, step
 from madeira.store.jobs import NewJob
@@ -388,12 +388,15 @@ def test_a_cancelled_job_begins_nothing_more_and_ends_with_what_it_began(conn: C
 def test_a_job_is_steered_twice_as_once_and_not_after_its_end(conn: Connection) -> None:
     job = made(conn, REPLAY)
     jobs.steer(conn, job, "pause", "admin", "wait")
-    again = jobs.steer(conn, job, "pause", "admin", "wait")
+    again = jobs.steer(conn, job, "pause", "ben", "wait")
     assert again is not None
-    assert again["state"] == "paused"
-    jobs.steer(conn, job, "resume", "admin", None)
+    paused = conn.execute("SELECT at FROM audit WHERE action = 'pause'").fetchone()
+    assert (again.job["state"], again.already, (again.since,), again.by) == ("paused", True, paused, "admin")
+    first = jobs.steer(conn, job, "resume", "ben", None)
+    assert first is not None
+    assert (first.already, first.by) == (False, "ben")
     assert step(conn, job).is_over
-    assert records(conn, job) == [("admin", "replay"), ("admin", "pause"), ("admin", "resume"), ("madeira", "end")]
+    assert records(conn, job) == [("admin", "replay"), ("admin", "pause"), ("ben", "resume"), ("madeira", "end")]
     for word in ("pause", "resume", "cancel"):
         with pytest.raises(IllegalTransition, match="done already"):
             jobs.steer(conn, job, word, "admin", "late")
@@ -575,6 +578,34 @@ def test_a_preview_counts_shows_a_few_and_changes_nothing(conn: Connection) -> N
     assert [found["event_id"] for found in preview.sample] == [event_id(conn, ref) for ref in refs[:3]]
     assert preview.sample[0]["last_error"] == "400"
     assert jobs.page(conn, limit=10) == []
+
+
+def configured(conn: Connection, name: str) -> None:
+    """An endpoint of this name is made."""
+    configuration.insert(conn, "endpoint", {name: {"url": "http://receiver.test/"}})
+
+
+def test_a_replay_names_the_endpoints_that_were_removed_in_its_preview_and_while_it_waits_for_them(conn: Connection) -> None:
+    configured(conn, "here")
+    for endpoint in ("here", "gone", "callback"):
+        dead(conn, 2, endpoint)
+    assert jobs.preview(conn, REPLAY).missing == ["gone"]
+    job, is_new = jobs.create(conn, REPLAY, "admin")
+    assert (job["missing"], is_new) == (["gone"], True)
+    steps(conn, job["id"], lambda done: [succeed(conn, ref) for ref in done.begun if ref.lane != "gone"])
+    assert (numbers(conn, job["id"]), shown(conn, job["id"])["missing"]) == ((6, 4, 0, 0, 1, 1), ["gone"])
+    jobs.steer(conn, job["id"], "cancel", "admin", "nobody makes it again")
+    assert shown(conn, job["id"])["missing"] == ["gone"], "what it has begun waits still"
+    configured(conn, "gone")
+    assert shown(conn, job["id"])["missing"] == []
+
+
+def test_only_of_a_replay_that_goes_on_it_is_told_which_endpoints_were_removed(conn: Connection) -> None:
+    dead(conn, 1, "gone")
+    assert jobs.preview(conn, replace(CANCEL, among="dead")).missing == []
+    job = made(conn, REPLAY)
+    steps(conn, job, delivers(conn))
+    assert (shown(conn, job)["state"], shown(conn, job)["missing"]) == ("done", [])
 
 
 @pytest.mark.parametrize("job", [CANCEL, replace(CANCEL, among="dead"), REROUTE], ids=["unfinished", "dead", "reroute"])

@@ -51,7 +51,7 @@ class Hold:
             raise Problem(409, str(e), name=e.code) from None
         if changed is None:
             raise _unknown(name)
-        resp.data = json.dumps({"endpoint": name} | held(changed.now), default=jsonable).encode()
+        resp.data = json.dumps({"endpoint": name, "already": changed.already} | held(changed.now), default=jsonable).encode()
 
 
 def shown(name: str, *, database: Database, queues: Queues) -> dict[str, Any]:

@@ -50,6 +50,41 @@ _FILTER: Final = obj(
     }
 )
 
+_JOB: Final = obj(
+    id=whole(),
+    action=words(*jobs.ACTIONS),
+    filter=ref("Selection"),
+    among=words(*jobs.AMONG),
+    reason=text(),
+    who=text("Who made it."),
+    key=nullable(text()),
+    ordered=flag(),
+    rate=nullable(number()),
+    state=words(*JobState),
+    total=whole("How many it is about, as counted when it was made."),
+    done=whole("Delivered, cancelled, or to be routed again."),
+    failed=whole("Replayed, and dead again."),
+    skipped=whole("Passed over, or taken by somebody else before their turn."),
+    skips={
+        "type": "object",
+        "additionalProperties": {"type": "integer"},
+        "description": "Why they were skipped: `no_longer` (somebody else was first), `born_dead` (never had a body or an "
+        "address: reroute), `erased`, `not_routed` (waits for its routing), or what became of them.",
+    },
+    begun=whole("On their way: neither done, failed nor skipped yet."),
+    left=whole("What it has not come to yet."),
+    missing=array(
+        text(
+            "Of a replay that has not ended, the endpoints that were removed: what goes there, and with it the job, waits until "
+            "one of that name is made, or it is cancelled."
+        )
+    ),
+    error=nullable(text("Why its last page failed.")),
+    created_at=moment(),
+    updated_at=moment(),
+    finished_at=nullable(moment("When what it had begun had ended too.")),
+)
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "Selection": _FILTER | {"description": "Those that match all that is given; `{}`: all."},
     "NewJob": obj(
@@ -64,37 +99,19 @@ SCHEMAS: Final[dict[str, Schema]] = {
         filter=ref("Selection"),
         reason=text("Why; kept in the audit.", minLength=1, maxLength=MAX_REASON, pattern=parts.NOT_EMPTY),
     ),
-    "Job": obj(
-        id=whole(),
-        action=words(*jobs.ACTIONS),
-        filter=ref("Selection"),
-        among=words(*jobs.AMONG),
-        reason=text(),
-        who=text("Who made it."),
-        key=nullable(text()),
-        ordered=flag(),
-        rate=nullable(number()),
-        state=words(*JobState),
-        total=whole("How many it is about, as counted when it was made."),
-        done=whole("Delivered, cancelled, or to be routed again."),
-        failed=whole("Replayed, and dead again."),
-        skipped=whole("Passed over, or taken by somebody else before their turn."),
-        skips={
-            "type": "object",
-            "additionalProperties": {"type": "integer"},
-            "description": "Why they were skipped: `no_longer` (somebody else was first), `born_dead` (never had a body or an "
-            "address: reroute), `erased`, `not_routed` (waits for its routing), or what became of them.",
-        },
-        begun=whole("On their way: neither done, failed nor skipped yet."),
-        left=whole("What it has not come to yet."),
-        error=nullable(text("Why its last page failed.")),
-        created_at=moment(),
-        updated_at=moment(),
-        finished_at=nullable(moment("When what it had begun had ended too.")),
+    "Job": _JOB,
+    "SteeredJob": obj(
+        **_JOB["properties"],
+        already=flag("Whether it was in this state before."),
+        since=nullable(moment("Since when it is; null when the audit does not go back so far.")),
+        by=nullable(text("Who brought it there.")),
     ),
     "JobPreview": obj(
         dry_run=flag(),
         total=whole(),
+        missing=array(
+            text("Of a replay, the endpoints that were removed: what goes there waits until one of that name is made.")
+        ),
         sample=array(
             obj(
                 source=text(),
@@ -124,11 +141,11 @@ def _steer(steer: str, needs_reason: bool) -> Operation:
         name=f"{steer}Job",
         tag="jobs",
         summary=_SUMMARIES[steer],
-        text="Twice is the same as once. A job that has ended is told as 409.",
+        text="Twice is the same as once, and told as such. A job that has ended is told as 409.",
         access=parts.OPERATOR,
         parameters=(_ID,),
         body=json_body(ref("Why")) if needs_reason else json_body(ref("LetGo"), required=False),
-        answers={200: ("As it is now.", ref("Job"))},
+        answers={200: ("As it is now.", ref("SteeredJob"))},
         problems=(404, 409, 415, 422),
         audited=True,
     )

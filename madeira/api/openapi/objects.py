@@ -77,8 +77,8 @@ _OF_ENDPOINT: Final[dict[str, Schema]] = {
     "unfinished": _UNFINISHED,
     "state": words("active", "paused", "disabled", about="Whether somebody holds it."),
     "reason": nullable(text("Why it is held.")),
-    "since": nullable(moment("Since when it is as it is.")),
-    "by": nullable(text("Who made it so.")),
+    "since": nullable(moment("Since when it is in this state.")),
+    "by": nullable(text("Who said so last.")),
     "lane": nullable(ref("Lane")),
 }
 
@@ -227,7 +227,8 @@ def _action(name: str, needs_reason: bool) -> Operation:
         name=f"{name}Endpoint",
         tag="endpoints",
         summary=_SUMMARIES[name],
-        text="It counts within a second, in all processes; calls under way come to their end. Twice is the same as once.",
+        text="It counts within a second, in all processes; calls under way come to their end. Twice is the same as once, and "
+        "told as such.",
         access=parts.OPERATOR,
         parameters=(shared("name"),),
         body=json_body(ref("Hold")) if needs_reason else json_body(ref("LetGo"), required=False),

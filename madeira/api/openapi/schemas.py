@@ -271,10 +271,11 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "LetGo": obj({"reason": nullable(REASON)}),
     "Held": obj(
         endpoint=text(),
+        already=flag("Whether it was in this state before; only the reason, then, can be another."),
         state=words("active", "paused", "disabled"),
         reason=nullable(text("Why it is held.")),
-        since=nullable(moment("Since when it is as it is.")),
-        by=nullable(text("Who made it so.")),
+        since=nullable(moment("Since when it is in this state.")),
+        by=nullable(text("Who said so last.")),
     ),
     "Lane": obj(
         state=words(*STATES, about="What keeps it from being served, if anything; of several lanes that of the worst."),
