@@ -49,7 +49,9 @@ def load() -> Settings:
 def program() -> str:
     """How somebody types this program: as it was, where the shell does not find it by its name."""
     called = Path(sys.argv[0])
-    return sys.argv[0] if called.name == "madeira" and which("madeira") is None else "madeira"
+    if called.name != "madeira" or which("madeira"):
+        return "madeira"
+    return str(called.relative_to(Path.cwd())) if called.is_relative_to(Path.cwd()) else str(called)
 
 
 def api_url(values: Settings) -> str:

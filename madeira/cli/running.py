@@ -99,8 +99,8 @@ class DataFolder:
         """The note of whoever runs, or of the last one that did not end in order."""
         try:
             values: Mapping[str, Any] = json.loads(self._note.read_text())
-            known = {f.name: values[f.name] for f in fields(Note) if f.name in values}
-            return Note(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+            known: dict[str, Any] = {f.name: values[f.name] for f in fields(Note) if f.name in values}
+            return Note(**known | {name: tuple(known.get(name, ())) for name in ("sessions", "egress_allow", "egress_deny")})
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
