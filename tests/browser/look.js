@@ -35,6 +35,9 @@
     if (wide(text, style(e)) > room(e, style(e)) - 12 && !e.matches("[data-long]")) faults.push(`the choice does not fit: "${text}"`);
   }
 
+  for (const e of all.filter((e) => e.matches("input[type=checkbox]")))
+    if (e.clientWidth > e.clientHeight + 1) faults.push(`a box that is stretched, ${e.clientWidth} by ${e.clientHeight}: ${told(e)}`);
+
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const texts = [];
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {

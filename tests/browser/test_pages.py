@@ -138,8 +138,8 @@ def test_what_was_done_what_is_ticked_what_came_of_a_call_and_the_keys_are_whole
 
 def test_without_postgres_the_page_that_says_so_is_whole_and_readable(
     windows: Windows,
-    serve: Callable[..., Api],
-    shared_redis_url: str,  # noqa: F811
+    serve: Callable[..., Api],  # noqa: F811
+    shared_redis_url: str,
 ) -> None:
     away = serve(f"postgresql://nobody@127.0.0.1:{free_port()}/x", shared_redis_url, config=None).start()
     seen = windows(None)
