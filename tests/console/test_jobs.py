@@ -65,7 +65,7 @@ def test_a_preview_says_how_many_which_in_what_order_and_what_is_skipped_and_doe
         "1 would be skipped: never had a body or an address",
         "1 would be skipped: the payload was erased",
         f"{endpoint} is not configured: what goes there waits until it is",
-        "as accepted, one at a time per endpoint",
+        "as accepted, one per endpoint",
     ):
         assert words in seen.text
     assert len(seen.root.one("table", id="examples").one("tbody").all("tr")) == 3
