@@ -92,4 +92,4 @@ def _endpoint(values: Settings, endpoint: str, reason: str, as_json: bool) -> No
 
 def _told(cancelled: int, requested: int) -> str:
     calling = f", {requested} being called now and asked to end" if requested else ""
-    return f"{cancelled} deliveries cancelled{calling}"
+    return f"{cancelled} {'delivery' if cancelled == 1 else 'deliveries'} cancelled{calling}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from shutil import which
 from typing import Any
 from uuid import UUID
 
@@ -40,7 +41,17 @@ def load() -> Settings:
         redis_url=values.redis_url or note.redis_url,
         config=values.config or (Path(note.config) if note.config else None),
         secret_key=values.secret_key or DataFolder(values.data_dir).secret_key(),
+        egress_allow=values.egress_allow if settings.is_set("MADEIRA_EGRESS_ALLOW") else tuple(note.egress_allow),
+        egress_deny=values.egress_deny if settings.is_set("MADEIRA_EGRESS_DENY") else tuple(note.egress_deny),
     )
+
+
+def program() -> str:
+    """How somebody types this program: as it was, where the shell does not find it by its name."""
+    called = Path(sys.argv[0])
+    if called.name != "madeira" or which("madeira"):
+        return "madeira"
+    return str(called.relative_to(Path.cwd())) if called.is_relative_to(Path.cwd()) else str(called)
 
 
 def api_url(values: Settings) -> str:

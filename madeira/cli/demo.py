@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from madeira.cli.common import program
 from madeira.cli.listen import one_line
 from madeira.cli.output import Output
 from madeira.cli.send import post
@@ -182,10 +183,9 @@ class Show:
         if status in ("pending", "delivering") or self._statuses.get(event["seq"]) == status:
             return None
         if status == "succeeded":
-            return f"SUCCEEDED after {event['retry_count']} retries" if event["retry_count"] else "SUCCEEDED"
-        return (
-            f"{status.upper()}{': ' + event['reason'] if event['reason'] else ''} (madeira trace {one_line(event['event_id'])})"
-        )
+            return f"SUCCEEDED after {_retries(event['retry_count'])}" if event["retry_count"] else "SUCCEEDED"
+        why = f": {event['reason']}" if event["reason"] else ""
+        return f"{status.upper()}{why} ({program()} trace {one_line(event['event_id'])})"
 
     def _tell_first(self, attempts: list[dict[str, Any]]) -> None:
         first = next((a for a in attempts if a["outcome"] == "succeeded"), None)
@@ -197,6 +197,10 @@ class Show:
 
     def _say(self, text: str) -> None:
         self._output.line("timeline", text)
+
+
+def _retries(count: int) -> str:
+    return "1 retry" if count == 1 else f"{count} retries"
 
 
 def _accepted(event: Mapping[str, Any]) -> str:

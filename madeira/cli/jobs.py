@@ -3,6 +3,7 @@
 `madeira replay`, `madeira cancel` and `madeira reroute` make jobs, when they are given a filter instead of an event (`start`).
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -91,8 +92,12 @@ def show(job_id: int, as_json: bool) -> None:
     _print(job)
     for name in ("filter", "reason", "who", "ordered", "rate", "skips", "error", "created_at", "finished_at"):
         if job[name] not in (None, {}):
-            click.echo(f"  {name}: {job[name]}")
+            click.echo(f"  {name}: {_shown(job[name])}")
     tell_missing(job["missing"])
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else str(value)
 
 
 @jobs.command()

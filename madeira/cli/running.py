@@ -39,6 +39,9 @@ class Note:
     config: str | None = None
     #: Sessions (by their leaders' process ids) that it has started and that have not ended in order.
     sessions: Sequence[int] = ()
+    #: Where its parts may call, and may not: what a command calls for somebody is meant to be what they would.
+    egress_allow: Sequence[str] = ()
+    egress_deny: Sequence[str] = ()
 
 
 class DataFolder:
@@ -96,7 +99,8 @@ class DataFolder:
         """The note of whoever runs, or of the last one that did not end in order."""
         try:
             values: Mapping[str, Any] = json.loads(self._note.read_text())
-            return Note(**{f.name: values[f.name] for f in fields(Note)} | {"sessions": tuple(values["sessions"])})
+            known: dict[str, Any] = {f.name: values[f.name] for f in fields(Note) if f.name in values}
+            return Note(**known | {name: tuple(known.get(name, ())) for name in ("sessions", "egress_allow", "egress_deny")})
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

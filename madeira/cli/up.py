@@ -118,7 +118,7 @@ class _Up:
         self._output.line("up", f"the console is at {self._url}/console", bold=True)
         own = "with the token in MADEIRA_ADMIN_TOKEN, or " if self._values.admin_token else ""
         where = f"MADEIRA_DATA_DIR={shlex.quote(str(self._values.data_dir))} " if settings.is_set("MADEIRA_DATA_DIR") else ""
-        self._output.line("up", f"sign in {own}with one that `{where}madeira token create me --role admin` makes and prints")
+        self._output.line("up", f"sign in {own}with one that `{where}{common.program()} token create me --role admin` prints")
 
     def _start_servers(self) -> None:
         if not self._values.database_url:
@@ -222,6 +222,8 @@ class _Up:
                 api_url=self._url,
                 config=str(values.config) if values.config else None,
                 sessions=sessions,
+                egress_allow=values.egress_allow,
+                egress_deny=values.egress_deny,
             )
         )
 

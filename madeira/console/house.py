@@ -37,6 +37,19 @@ BEFORE: Final = "madeira_before"
 
 _HTML: Final = "text/html; charset=utf-8"
 
+#: What is told of a status to somebody who need not know HTTP.
+_TOLD: Final = {
+    400: "That was not understood",
+    403: "You may not",
+    404: "There is no such thing",
+    405: "Not this way",
+    409: "Not as it is now",
+    410: "It is gone",
+    422: "That cannot be taken",
+    500: "Something is wrong inside",
+    503: "Not at the moment",
+}
+
 
 class Section(NamedTuple):
     """An entry of the navigation."""
@@ -148,8 +161,8 @@ def set_cookie(req: falcon.Request, resp: falcon.Response, name: str, value: str
 
 
 def phrase(status: int) -> str:
-    """The reason phrase of a status."""
-    return HTTPStatus(status).phrase
+    """What is told of a status, in words; of one that nobody should meet, its reason phrase."""
+    return _TOLD.get(status) or HTTPStatus(status).phrase
 
 
 def _pretty(value: Any) -> str:

@@ -188,8 +188,8 @@ def _of_the_dead(found: Overview) -> list[list[Part]]:
         return []
     count, first = found.dead_in_all, min(one.first for one in found.dead)
     more = "More than " if found.more_dead else ""
-    since = f"since {first.astimezone(UTC):%H:%M}" if _age(first) < 86_400 else f"since {first.astimezone(UTC):%Y-%m-%d}"
-    return [[Part(f"{more}{words.plural(count, 'dead letter')}", "#dead"), Part(f" {since}.")]]
+    since = f"{first.astimezone(UTC):{'%H:%M' if _age(first) < 86_400 else '%Y-%m-%d'}} UTC"
+    return [[Part(f"{more}{words.plural(count, 'dead letter')}", "#dead"), Part(f" since {since}.")]]
 
 
 def _all_well(found: Overview) -> list[Part]:

@@ -46,6 +46,16 @@ def test_j_and_k_go_through_the_rows_and_enter_opens_the_one(windows: Windows, l
     assert page.locator("tr.here .id").get_attribute("title") == "event-0", "the last one is the last one"
 
 
+def test_keys_go_on_after_a_box_was_ticked_with_the_mouse(windows: Windows, letters: list[int]) -> None:
+    page = windows(Role.OPERATOR).open("/console/dead-letters")
+    page.locator("#letters").get_by_role("checkbox").first.click()
+    page.keyboard.press("j")
+    assert page.locator("tr.here").count() == 1
+    page.locator("#letters").get_by_role("checkbox").first.click()
+    page.keyboard.press("?")
+    assert page.get_by_role("heading", name="Keys").is_visible()
+
+
 def test_x_ticks_the_row_and_the_page_counts_what_is_ticked(windows: Windows, letters: list[int]) -> None:
     page = windows(Role.OPERATOR).open("/console/dead-letters")
     replay = page.locator("#pick").get_by_role("button", name="Replay…")

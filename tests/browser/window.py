@@ -69,14 +69,13 @@ class Window:
         self.page.screenshot(path=PICTURES / f"{name}.png", full_page=True, animations="disabled")
 
     def looked_over(self, name: str) -> list[str]:
-        """What is wrong with the page at each width and in each scheme; pictures of three of them are kept."""
+        """What is wrong with the page at each width and in each scheme, of each of which a picture is kept."""
         found = []
         for width, scheme in itertools.product((DESK, PHONE), ("light", "dark")):
             self.narrow(width)
             self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             found += [f"{name}, {width} px, {scheme}: {fault}" for fault in self.faults()]
-            if (width, scheme) != (PHONE, "dark"):
-                self.picture(f"{name}-{width}-{scheme}")
+            self.picture(f"{name}-{width}-{scheme}")
         self.page.emulate_media(color_scheme="light")
         self.narrow(DESK)
         return found

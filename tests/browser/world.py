@@ -211,7 +211,7 @@ class World:
             for n in range(32)
         ]
         found += [
-            self.died("crm", "timeout", "no answer within 10 s", event_type="customer.changed", age_s=700) for _ in range(4)
+            self.died("crm", "read_timeout", "no answer within 10 s", event_type="customer.changed", age_s=700) for _ in range(4)
         ]
         found.append(self.died("search-index", "http_404", "404 Not Found", age_s=300, source="warehouse-europe-central-2"))
         plan = PlannedDelivery(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from madeira.cli import common
 from madeira.cli.output import Output
 from madeira.cli.running import AlreadyRunning, DataFolder, Note, members
 from madeira.cli.supervisor import Program, Supervisor
@@ -210,6 +211,40 @@ def test_the_note_is_private_and_counts_only_while_up_runs(tmp_path: Path) -> No
     assert folder._lock is not None
     folder._lock.close()
     assert other.running() is None
+
+
+def test_a_command_may_call_where_the_running_up_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its own environment says otherwise; the note of an older `up` says nothing of it."""
+    monkeypatch.setenv("MADEIRA_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("MADEIRA_EGRESS_ALLOW", raising=False)
+    folder = DataFolder(tmp_path)
+    folder.lock()
+    folder.write(Note(pid=1, database_url="d", redis_url="r", api_url="a", egress_allow=["127.0.0.1"], egress_deny=["10.0.0.9"]))
+    assert (common.load().egress_allow, common.load().egress_deny) == (("127.0.0.1",), ("10.0.0.9",))
+    monkeypatch.setenv("MADEIRA_EGRESS_ALLOW", "10.0.0.1")
+    assert common.load().egress_allow == ("10.0.0.1",)
+    (tmp_path / "up.json").write_text(
+        '{"pid": 1, "database_url": "d", "redis_url": "r", "api_url": "a", "config": null, "sessions": []}'
+    )
+    monkeypatch.delenv("MADEIRA_EGRESS_ALLOW")
+    assert (common.load().database_url, common.load().egress_allow) == ("d", ())
+    folder.unlock()
+
+
+@pytest.mark.parametrize(
+    ("called", "found", "told"),
+    [
+        (".venv/bin/madeira", None, ".venv/bin/madeira"),
+        (".venv/bin/madeira", "/usr/bin/madeira", "madeira"),
+        ("-m", None, "madeira"),
+    ],
+)
+def test_a_person_is_told_a_command_that_his_shell_finds(
+    called: str, found: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr(common, "which", lambda _name: found)
+    assert common.program() == told
 
 
 def test_leftovers_of_a_killed_up_are_ended(program: Callable[..., Program], output: Recorder, tmp_path: Path) -> None:

@@ -208,6 +208,8 @@ def test_the_commands_find_a_running_up(demo: tuple[Place, Up]) -> None:
     assert json.loads(place.run("reconcile", "--json"))["ran"] is True
     findings = json.loads(place.run("doctor", "--json"))
     assert not [f for f in findings if f["level"] == "error"]
+    assert not [f for f in findings if f["what"] == "addresses" and f["level"] == "warning"], "its own receiver may be called"
+    assert "answer 200" in place.run("endpoints", "test", "sample")
     assert {f["what"] for f in findings} >= {"postgres", "encoding", "standby", "migrations", "redis", "redis memory"}
 
 

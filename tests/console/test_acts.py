@@ -221,7 +221,7 @@ def test_who_may_not_act_does_not_act(shared_api: Api, conn: Connection, who: st
     before = audited(shared_api)
     for path in POSTS:
         seen = browser.post("/console/" + path.format(id=event_id, name=name), form, **headers)
-        assert (seen.status, seen.title) == ((200, "Sign in") if who == "nobody" else (403, "Forbidden")), path
+        assert (seen.status, seen.title) == ((200, "Sign in") if who == "nobody" else (403, "You may not")), path
     assert audited(shared_api) == before
     assert status(conn, event_id) == "dead"
 

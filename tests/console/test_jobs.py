@@ -66,7 +66,7 @@ def test_a_preview_says_how_many_which_in_what_order_and_what_is_skipped_and_doe
         "1 would be skipped: never had a body or an address",
         "1 would be skipped: the payload was erased",
         f"Not configured: {endpoint}. What goes there waits until it is, or is cancelled.",
-        "as accepted, one at a time per endpoint",
+        "as accepted, one per endpoint",
     ):
         assert words in seen.text
     assert len(seen.root.one("table", id="examples").one("tbody").all("tr")) == 3
@@ -339,7 +339,7 @@ def test_who_may_not_make_or_steer_a_job_does_not(shared_api: Api, conn: Connect
     before = audited(shared_api)
     for path in ("", f"/{number}/pause", f"/{number}/resume", f"/{number}/cancel"):
         seen = browser.post(f"/console/jobs{path}", form, **headers)
-        assert (seen.status, seen.title) == ((200, "Sign in") if who == "nobody" else (403, "Forbidden")), path
+        assert (seen.status, seen.title) == ((200, "Sign in") if who == "nobody" else (403, "You may not")), path
     assert audited(shared_api) == before
     assert conn.execute("SELECT count(*) FROM job WHERE selection ->> 'endpoint' = %s", (endpoint,)).fetchone() == (1,)
 

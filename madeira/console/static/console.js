@@ -3,7 +3,9 @@
 (() => {
   const EVERY_MS = 2000;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const typing = (e) => e.target instanceof Element && e.target.closest("input, textarea, select, [contenteditable]");
+  const FIELDS = "input, textarea, select, [contenteditable]";
+  // Not in a box that was just ticked: nothing is typed there.
+  const typing = (e) => e.target instanceof Element && e.target.closest(FIELDS) && !e.target.matches("input[type=checkbox]");
 
   // -- keys ----------------------------------------------------------------------------------------------------------
   const rows = () => all("tr[data-row]");
@@ -40,6 +42,7 @@
       return;
     }
     if (e.key === "Enter" && here() && !e.target.closest("a, button, summary")) {
+      e.preventDefault();
       here().querySelector("[data-open]")?.click();
       return;
     }
@@ -112,7 +115,7 @@
   // focus in it, or text of it selected.
   const busy = (el) => {
     const chosen = getSelection();
-    return (el.contains(document.activeElement) && document.activeElement !== document.body && typing({ target: document.activeElement }))
+    return (el.contains(document.activeElement) && document.activeElement !== document.body && document.activeElement.closest(FIELDS))
       || (chosen && !chosen.isCollapsed && el.contains(chosen.anchorNode));
   };
   const plain = (el) => {
