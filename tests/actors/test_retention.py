@@ -102,6 +102,52 @@ def test_old_parts_go_and_their_rests_when_they_are_needed_no_more(database: Dat
         assert not any(part.is_kept for part in parts.parts(conn))
 
 
+@pytest.mark.parametrize(("took_s", "rests_s"), [(0.0, 0.005), (0.001, 0.019), (0.005, 0.095), (0.05, 0.5), (3.0, 0.5)], ids=str)
+def test_a_twentieth_of_the_time_is_worked_unless_steps_take_long(took_s: float, rests_s: float) -> None:
+    """A rest is a multiple of its step, and never so long that less goes than comes."""
+    from actors.retention import rest_s
+
+    assert rest_s(took_s) == pytest.approx(rests_s)
+    assert rest_s(took_s, 0) == 0
+
+
+def test_more_goes_than_comes_even_when_a_step_takes_long() -> None:
+    """With steps of a fifth of a second, forty times what they take, more than sixty events a second go for good."""
+    from actors.retention import TURN_S, rest_s
+
+    duties = 3
+    a_second = retention.PAGE / (duties * (0.2 + rest_s(0.2))) * TURN_S / 60
+    assert a_second > 60
+
+
+def test_a_lease_is_renewed_now_and_then_but_not_with_each_step(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal is a commit that waits for the disk; a run that stood still too long leaves the lease to whoever took it."""
+    from actors import retention as actor
+
+    with database.connect() as conn:
+        untils: list[Any] = []
+
+        def look() -> bool:
+            untils.extend(conn.execute("SELECT until FROM lease").fetchall())
+            return False
+
+        monkeypatch.setattr(actor, "RENEW_S", 1000.0)
+        counts(database, is_stopping=look)
+        assert len(untils) > 5
+        assert len(set(untils)) == 1
+
+        def lose() -> bool:
+            conn.execute("UPDATE lease SET holder = 'another'")
+            untils.append("lost")
+            return False
+
+        monkeypatch.setattr(actor, "RENEW_S", 0.0)
+        untils.clear()
+        counts(database, is_stopping=lose)
+        assert untils == ["lost"]
+        assert conn.execute("SELECT holder FROM lease").fetchall() == [("another",)]
+
+
 def test_one_run_at_a_time(database: Database) -> None:
     """A second one is told so; after the first it may."""
     from actors.retention import LEASE, NotRun
