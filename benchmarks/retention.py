@@ -2,9 +2,9 @@
 
 A million events that have ended, with a delivery and an attempt each, are made in the database (posting them would take the
 better part of an hour). Then the same number of posts a second is sent throughout: first while nothing else goes on, then minute
-after minute as the actor works, which removes for 45 seconds of each and leaves 15. Printed are the times that posts took with and
-without, also as the ratio minute by minute, since whatever else the machine does falls upon both; then the sizes before and after,
-whether new events take the place of those that went, and what became of an id that was posted again.
+after minute as the actor works, which removes for 45 seconds of each and leaves 15. Printed are the times that posts took with
+and without, also as the ratio minute by minute, since whatever else the machine does falls upon both; then the sizes before and
+after, whether new events take the place of those that went, and what became of an id that was posted again.
 """
 
 import argparse

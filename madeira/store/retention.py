@@ -1,8 +1,8 @@
 """What goes in time: payloads of what has ended, events with their deliveries, ids, audit entries; each after its own age.
 
-Every step is one short transaction over a bounded page, which waits for no disk; whoever calls decides when to rest. Nothing
-unfinished goes, nothing that an unfinished job may be about, nothing that the roll-ups have not counted yet, and no dead letter of
-which nobody was told.
+Every step is one short transaction over a bounded page, and waits for no disk; whoever calls decides when to rest. Nothing
+unfinished goes, nothing that an unfinished job may be about, nothing that the roll-ups have not counted yet, and no dead letter
+of which nobody was told.
 
 An event goes in two steps. First its tombstone is written and its number noted (`bury`); a while later the event goes with its
 deliveries (`remove`), unless anything was done with it since. In between both are there: an insert that began before the

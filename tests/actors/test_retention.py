@@ -102,22 +102,15 @@ def test_old_parts_go_and_their_rests_when_they_are_needed_no_more(database: Dat
         assert not any(part.is_kept for part in parts.parts(conn))
 
 
-@pytest.mark.parametrize(("took_s", "rests_s"), [(0.0, 0.005), (0.001, 0.019), (0.005, 0.095), (0.05, 0.5), (3.0, 0.5)], ids=str)
-def test_a_twentieth_of_the_time_is_worked_unless_steps_take_long(took_s: float, rests_s: float) -> None:
-    """A rest is a multiple of its step, and never so long that less goes than comes."""
-    from actors.retention import rest_s
-
-    assert rest_s(took_s) == pytest.approx(rests_s)
-    assert rest_s(took_s, 0) == 0
-
-
-def test_more_goes_than_comes_even_when_a_step_takes_long() -> None:
-    """With steps of a fifth of a second, forty times what they take, more than sixty events a second go for good."""
+@pytest.mark.usefixtures("database")
+def test_a_twentieth_of_the_time_is_worked_but_more_goes_than_comes_even_when_steps_take_long() -> None:
+    """A rest is a multiple of its step. With steps of a fifth of a second, forty times the usual, sixty events a second go."""
     from actors.retention import TURN_S, rest_s
 
+    assert [rest_s(took_s) for took_s in (0.0, 0.001, 0.005, 0.05, 3.0)] == pytest.approx([0.005, 0.019, 0.095, 0.5, 0.5])
+    assert rest_s(1.0, 0) == 0
     duties = 3
-    a_second = retention.PAGE / (duties * (0.2 + rest_s(0.2))) * TURN_S / 60
-    assert a_second > 60
+    assert retention.PAGE / (duties * (0.2 + rest_s(0.2))) * TURN_S / 60 > 60
 
 
 def test_a_lease_is_renewed_now_and_then_but_not_with_each_step(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
