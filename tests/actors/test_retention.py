@@ -118,26 +118,26 @@ def test_a_lease_is_renewed_now_and_then_but_not_with_each_step(database: Databa
     from actors import retention as actor
 
     with database.connect() as conn:
-        untils: list[Any] = []
+        ends: list[Any] = []
 
         def look() -> bool:
-            untils.extend(conn.execute("SELECT until FROM lease").fetchall())
+            ends.extend(conn.execute("SELECT until FROM lease").fetchall())
             return False
 
         monkeypatch.setattr(actor, "RENEW_S", 1000.0)
         counts(database, is_stopping=look)
-        assert len(untils) > 5
-        assert len(set(untils)) == 1
+        assert len(ends) > 5
+        assert len(set(ends)) == 1
 
         def lose() -> bool:
             conn.execute("UPDATE lease SET holder = 'another'")
-            untils.append("lost")
+            ends.append("lost")
             return False
 
         monkeypatch.setattr(actor, "RENEW_S", 0.0)
-        untils.clear()
+        ends.clear()
         counts(database, is_stopping=lose)
-        assert untils == ["lost"]
+        assert ends == ["lost"]
         assert conn.execute("SELECT holder FROM lease").fetchall() == [("another",)]
 
 
