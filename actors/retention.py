@@ -1,4 +1,4 @@
-"""Removes what is kept no longer, in small steps: a minute's tick works for a part of it, and rests as long as each step took.
+"""Removes what is kept no longer, in small steps: a minute's tick goes on for a part of it, and rests most of the time.
 
 One run at a time, by a lease row, however many schedulers tick. What a run does not manage the next one does.
 `madeira/store/retention.py` says what goes and what is held back, `madeira/store/parts.py` how old attempts go.
@@ -30,15 +30,21 @@ log = get(__name__)
 #: Name of the lease row.
 LEASE: Final = "retention"
 
-#: Seconds until another may take over from a run whose process is gone. Each step renews the lease, and takes less.
+#: Seconds until another may take over from a run whose process is gone.
 LEASE_S: Final = 20.0
+
+#: Seconds after which the lease is renewed. A renewal is a commit like any other, so not with each step; and two of them fit
+#: before the lease runs out, whatever a step and its rest take.
+RENEW_S: Final = 5.0
 
 #: Seconds that one message goes on, so that a stop or a deploy never waits for it.
 TURN_S: Final = 45.0
 
-#: How long a step is rested after, as a multiple of what it took; and the bounds of a rest, in seconds.
-_REST: Final = 1.0
-_RESTS_S: Final = (0.005, 2.0)
+#: How long a step is rested after, as a multiple of what it took; and the bounds of a rest, in seconds. A step takes some
+#: milliseconds, so that a twentieth of the time is worked; one that takes long, since others need the machine, is followed by a
+#: long rest, but never by one so long that less goes than comes (see docs/decisions.md).
+_REST: Final = 19.0
+_RESTS_S: Final = (0.005, 0.5)
 
 
 class NotRun(MadeiraError):
@@ -98,6 +104,7 @@ class Run:
         self._is_stopping = is_stopping
         self._rest = rest
         self._holder = uuid4().hex
+        self._renew_at = 0.0
         #: What went, by kind.
         self.counts: Counter[str] = Counter()
 
@@ -127,6 +134,9 @@ class Run:
             log.info("retention.removed", duration_s=round(duration_s, 3), **counts)
 
     def _is_ours(self) -> bool:
+        if time.monotonic() < self._renew_at:
+            return True
+        self._renew_at = time.monotonic() + RENEW_S
         with self._database.connection() as conn:
             return leases.take(conn, LEASE, self._holder, LEASE_S)
 
@@ -219,8 +229,13 @@ class Run:
         return step
 
     def _timed(self, work: Callable[[], T]) -> T:
-        """Do a step, and rest for as long as it took: whoever waits for a row or the disk comes first."""
+        """Do a step, and rest: whoever waits for a row, the disk or a processor comes first."""
         began = time.monotonic()
         done = work()
-        time.sleep(min(max((time.monotonic() - began) * self._rest, _RESTS_S[0]), _RESTS_S[1]))
+        time.sleep(rest_s(time.monotonic() - began, self._rest))
         return done
+
+
+def rest_s(took_s: float, rest: float = _REST) -> float:
+    """How long to rest after a step that took `took_s` seconds, in seconds; `rest` 0 is not at all."""
+    return min(max(took_s * rest, _RESTS_S[0]), _RESTS_S[1]) if rest else 0.0

@@ -1,9 +1,10 @@
 """What removing a million finished events costs whoever posts meanwhile: ``python -m benchmarks.retention``. Quote the ratio.
 
 A million events that have ended, with a delivery and an attempt each, are made in the database (posting them would take the
-better part of an hour). Then the same number of posts a second is sent for some time, first while nothing else goes on and then
-until `madeira retention` has removed everything. Printed are the times that posts took, of both, the size of the database before
-and after, whether new events take the place of those that went, and what became of an id that was posted again.
+better part of an hour). Then the same number of posts a second is sent throughout: first while nothing else goes on, then minute
+after minute as the actor works, which removes for 45 seconds of each and leaves 15. Printed are the times that posts took with
+and without, also as the ratio minute by minute, since whatever else the machine does falls upon both; then the sizes before and
+after, whether new events take the place of those that went, and what became of an id that was posted again.
 """
 
 import argparse
@@ -12,10 +13,13 @@ import hashlib
 import json
 import math
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -93,8 +97,12 @@ AGAIN = (
     """,
 )
 
+#: Seconds of each minute that the actor works, and that it leaves.
+WORKS_S, LEAVES_S = 45.0, 15.0
+
 SIZES = """
-    SELECT pg_database_size(current_database()), pg_total_relation_size('event'), pg_total_relation_size('delivery'),
+    SELECT pg_database_size(current_database()), pg_table_size('event'), pg_indexes_size('event'),
+           pg_table_size('delivery'), pg_indexes_size('delivery'),
            (SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 'delivery_log'::regclass)::bigint,
            pg_total_relation_size('tombstone')
 """
@@ -152,12 +160,63 @@ class Driver:
         idle.put_nowait((reader, writer))
 
 
-def show(name: str, took: list[float]) -> float:
-    """Print how long posts took; the p99 in seconds."""
+class Remover:
+    """The process that removes."""
+
+    def __init__(self, bench: Bench) -> None:
+        args = [sys.executable, "-m", "benchmarks.removing"]
+        self._process = subprocess.Popen(args, env=bench.env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        bench.stack.callback(self._process.kill)
+        #: What went, by kind.
+        self.counts: Counter[str] = Counter()
+        self.is_over = False
+
+    def turn(self, seconds: float) -> threading.Thread:
+        """Let it remove for `seconds`; the thread ends when it has."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        thread = threading.Thread(target=self._await, daemon=True)
+        thread.start()
+        return thread
+
+    def _await(self) -> None:
+        assert self._process.stdout is not None
+        told = json.loads(self._process.stdout.readline())
+        self.counts.update(told["counts"])
+        self.is_over = told["over"]
+
+
+def p99(took: list[float]) -> float:
+    """Seconds within which 99 of 100 were done."""
     ordered = sorted(took)
-    at = {p: ordered[min(len(ordered) - 1, math.ceil(p / 100 * len(ordered)) - 1)] for p in (50, 95, 99)}
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+
+def show(name: str, took: list[float]) -> None:
+    """Print how long posts took."""
+    ordered = sorted(took)
+    at = {p: ordered[math.ceil(p / 100 * len(ordered)) - 1] for p in (50, 95, 99)}
     print(f"{name:<24}{len(took):>8} posts  " + "  ".join(f"p{p} {s * 1000:6.1f} ms" for p, s in at.items()), flush=True)
-    return at[99]
+
+
+def minutes(driver: Driver, remover: Remover) -> tuple[list[list[float]], list[list[float]]]:
+    """Post minute after minute until all is gone: what posts took while things were removed, and in the rests in between."""
+    busy: list[list[float]] = []
+    rests: list[list[float]] = []
+    while not remover.is_over:
+        minute = len(busy)
+        before = sum(n for kind, n in remover.counts.items() if kind.startswith("events_"))
+        turn = remover.turn(WORKS_S)
+        busy.append(driver.run(lambda turn=turn: not turn.is_alive(), f"busy{minute}-"))  # type: ignore[misc]
+        rests.append(driver.run(_after(LEAVES_S), f"rest{minute}-"))
+        gone = sum(n for kind, n in remover.counts.items() if kind.startswith("events_")) - before
+        print(
+            f"minute {minute + 1:3}  {gone:7,} events gone  p99 with {p99(busy[-1]) * 1000:6.1f} ms  "
+            f"without {p99(rests[-1]) * 1000:6.1f} ms",
+            flush=True,
+        )
+    return busy, rests
 
 
 def report(bench: Bench, count: int, rate: float, quiet_s: float) -> None:
@@ -167,33 +226,47 @@ def report(bench: Bench, count: int, rate: float, quiet_s: float) -> None:
         begun = time.monotonic()
         fill(conn, count)
         print(f"made {count:,} finished events in {time.monotonic() - begun:.0f} s", flush=True)
-        before = conn.execute(SIZES).fetchone()
+        sizes = [_sizes(conn)]
         with bench.api(port):
             driver = Driver(port, rate)
+            remover = Remover(bench)
             driver.run(_after(5), "warm")
-            quiet = show("without retention", driver.run(_after(quiet_s), "quiet"))
-            args = [sys.executable, "-m", "madeira.cli", "retention", "--wait", "--json"]
+            quiet = driver.run(_after(quiet_s), "quiet")
+            show("before", quiet)
             begun = time.monotonic()
-            removing = subprocess.Popen(args, env=bench.env, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            busy = show("while it removes", driver.run(lambda: removing.poll() is not None, "busy"))
-            told = removing.communicate()[0]
+            busy, rests = minutes(driver, remover)
             took_s = time.monotonic() - begun
-        counts = json.loads(told)["counts"]
-        print(f"removed in {took_s:.0f} s, of which 75 s or more were waited: {counts}; {driver.bad} posts not accepted")
-        print(f"p99 with / without: {busy / quiet:.2f}")
+        show_ratio(quiet, busy, rests)
+        print(f"removed in {took_s:.0f} s: {dict(remover.counts)}; {driver.bad} posts not accepted", flush=True)
+        sizes.append(_sizes(conn))
         conn.execute("VACUUM")
-        after = conn.execute(SIZES).fetchone()
+        sizes.append(_sizes(conn))
         for statement in AGAIN:
             conn.execute(statement.encode(), {"count": count * 3 // 4})
-        again = conn.execute(SIZES).fetchone()
-        assert before is not None
-        assert after is not None
-        assert again is not None
-        names = ("database", "event", "delivery", "delivery_log", "tombstone")
-        print(f"{'MiB':<16}{'before':>8}{'after':>8}   with {count * 3 // 4:,} new events")
-        for name, *sizes in zip(names, before, after, again, strict=True):
-            print(f"{name:<16}" + "".join(f"{size / 2**20:8.0f}" for size in sizes), flush=True)
+        sizes.append(_sizes(conn))
+        names = ("database", "event", "  its indexes", "delivery", "  its indexes", "delivery_log", "tombstone")
+        print(f"{'MiB':<16}{'before':>9}{'after':>9}{'vacuumed':>9}   and with {count * 3 // 4:,} new events")
+        for name, *of in zip(names, *sizes, strict=True):
+            print(f"{name:<16}" + "".join(f"{size / 2**20:9.0f}" for size in of), flush=True)
         show_resent(conn)
+
+
+def show_ratio(quiet: list[float], busy: list[list[float]], rests: list[list[float]]) -> None:
+    """Print what it all comes to."""
+    with_, without = [s for took in busy for s in took], [s for took in rests for s in took]
+    show("while it removes", with_)
+    show("in the rests between", without)
+    ratios = [p99(a) / p99(b) for a, b in zip(busy, rests, strict=True)]
+    print(
+        f"p99 with / without: {p99(with_) / p99(without):.2f} of all, {statistics.median(ratios):.2f} in the median minute; "
+        f"against the time before: {p99(with_) / p99(quiet):.2f}"
+    )
+
+
+def _sizes(conn: "psycopg.Connection[Any]") -> tuple[int, ...]:
+    row = conn.execute(SIZES).fetchone()
+    assert row is not None
+    return tuple(row)
 
 
 def show_resent(conn: "psycopg.Connection[Any]") -> None:
@@ -213,7 +286,7 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--rate", type=float, default=100.0, help="posts a second")
+    parser.add_argument("--rate", type=float, default=50.0, help="posts a second")
     parser.add_argument("--quiet", type=float, default=60.0, help="seconds of the measurement without retention")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="madeira-retention-", dir="/tmp"))

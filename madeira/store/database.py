@@ -249,6 +249,18 @@ class Database:
             raise StoreUnavailable(f"Postgres is not available: {e}") from e
 
 
+@contextmanager
+def unhurried(conn: "psycopg.Connection[Any]") -> Iterator[None]:
+    """A transaction whose commit waits for no disk, for work that is done again where a crash of the server undid it.
+
+    It is as whole as any other, and what it is followed by is never kept without it: the log of the server has an order. But it
+    takes no turn in the queue of those who do wait for the disk, such as whoever accepts events.
+    """
+    with conn.transaction():
+        conn.execute("SET LOCAL synchronous_commit = off")
+        yield
+
+
 def _options(url: str, statement_timeout_s: float) -> str:
     """Session settings at start; what the URL itself asks for comes last and wins.
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from madeira.store.database import unhurried
+
 #: Days for which parts are there ahead: the scheduler may be away for as long.
 AHEAD: Final = 7
 
@@ -172,7 +174,8 @@ def _create(conn: psycopg.Connection[Any], name: str) -> None:
 
 def remove_rest(conn: psycopg.Connection[Any], before: datetime, limit: int = REST_PAGE) -> int:
     """Remove attempts older than `before` that lie where no part was made for them; at most `limit`, returns how many."""
-    return conn.execute(_REMOVE_REST, {"before": before, "limit": limit}).rowcount
+    with unhurried(conn):
+        return conn.execute(_REMOVE_REST, {"before": before, "limit": limit}).rowcount
 
 
 def drop_if_needless(conn: psycopg.Connection[Any], part: Part) -> bool:
@@ -210,10 +213,11 @@ class Removal:
 
     def step(self, conn: psycopg.Connection[Any], limit: int = PAGE) -> bool:
         """Copy a page; whether there is more to copy."""
-        if not self._is_unfinished_done:
-            self._copy_unfinished(conn, limit)
-        elif self._dead is not None:
-            self._copy_dead(conn, limit)
+        with unhurried(conn):
+            if not self._is_unfinished_done:
+                self._copy_unfinished(conn, limit)
+            elif self._dead is not None:
+                self._copy_dead(conn, limit)
         return self._dead is not None and self.kept <= KEPT_MOST
 
     def _copy_unfinished(self, conn: psycopg.Connection[Any], limit: int) -> None:

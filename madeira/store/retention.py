@@ -1,7 +1,8 @@
 """What goes in time: payloads of what has ended, events with their deliveries, ids, audit entries; each after its own age.
 
-Every step is one short transaction over a bounded page; whoever calls decides when to rest. Nothing unfinished goes, nothing that
-an unfinished job may be about, nothing that the roll-ups have not counted yet, and no dead letter of which nobody was told.
+Every step is one short transaction over a bounded page, and waits for no disk; whoever calls decides when to rest. Nothing
+unfinished goes, nothing that an unfinished job may be about, nothing that the roll-ups have not counted yet, and no dead letter
+of which nobody was told.
 
 An event goes in two steps. First its tombstone is written and its number noted (`bury`); a while later the event goes with its
 deliveries (`remove`), unless anything was done with it since. In between both are there: an insert that began before the
@@ -23,9 +24,10 @@ from psycopg.types.json import Jsonb
 from madeira.settings import Settings
 from madeira.store import audit
 from madeira.store.columns import numbers, texts
+from madeira.store.database import unhurried
 
-#: Events of a page.
-PAGE: Final = 500
+#: Events of a page: what a post may have to wait for is what one page writes.
+PAGE: Final = 250
 
 #: Between the commit of a tombstone and the removal of its event. No insert lives as long.
 WAIT: Final = timedelta(seconds=75)
@@ -299,7 +301,7 @@ def _walk(
     latest = max((cutoff for cutoff in cutoffs.values() if cutoff is not None), default=None)
     if latest is None:
         return Step(0, more=False)
-    with conn.transaction():
+    with unhurried(conn):
         ((after,),) = conn.execute(_WALK, {"kind": kind}).fetchall()
         params = {"after": after, "counted": held.counted, "limit": limit, "jobs_since": held.jobs_since, **cutoffs, **more}
         ((seen, last, newest, count),) = conn.execute(statement, params).fetchall()
@@ -325,7 +327,7 @@ class Removed(NamedTuple):
 def remove(conn: psycopg.Connection[Any], ages: Ages, wait: timedelta = WAIT) -> Removed | None:
     """Remove one batch of events whose tombstones stand for `wait` at least; None when there is none."""
     held = bounds(conn)
-    with conn.transaction():
+    with unhurried(conn):
         batch = conn.execute(_BATCH, {"wait": wait}).fetchone()
         if batch is None:
             return None
@@ -358,7 +360,8 @@ def remove_old(
     if age is None:
         return Step(0, more=False)
     before = bounds(conn).now - age
-    count = conn.execute(_REMOVE_OLD[kind].encode(), {"before": before, "limit": page}).rowcount
+    with unhurried(conn):
+        count = conn.execute(_REMOVE_OLD[kind].encode(), {"before": before, "limit": page}).rowcount
     return Step(count, more=count == page)
 
 

@@ -102,6 +102,45 @@ def test_old_parts_go_and_their_rests_when_they_are_needed_no_more(database: Dat
         assert not any(part.is_kept for part in parts.parts(conn))
 
 
+@pytest.mark.usefixtures("database")
+def test_a_twentieth_of_the_time_is_worked_but_more_goes_than_comes_even_when_steps_take_long() -> None:
+    """A rest is a multiple of its step. With steps of a fifth of a second, forty times the usual, sixty events a second go."""
+    from actors.retention import TURN_S, rest_s
+
+    assert [rest_s(took_s) for took_s in (0.0, 0.001, 0.005, 0.05, 3.0)] == pytest.approx([0.005, 0.019, 0.095, 0.5, 0.5])
+    assert rest_s(1.0, 0) == 0
+    duties = 3
+    assert retention.PAGE / (duties * (0.2 + rest_s(0.2))) * TURN_S / 60 > 60
+
+
+def test_a_lease_is_renewed_now_and_then_but_not_with_each_step(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal is a commit that waits for the disk; a run that stood still too long leaves the lease to whoever took it."""
+    from actors import retention as actor
+
+    with database.connect() as conn:
+        ends: list[Any] = []
+
+        def look() -> bool:
+            ends.extend(conn.execute("SELECT until FROM lease").fetchall())
+            return False
+
+        monkeypatch.setattr(actor, "RENEW_S", 1000.0)
+        counts(database, is_stopping=look)
+        assert len(ends) > 5
+        assert len(set(ends)) == 1
+
+        def lose() -> bool:
+            conn.execute("UPDATE lease SET holder = 'another'")
+            ends.append("lost")
+            return False
+
+        monkeypatch.setattr(actor, "RENEW_S", 0.0)
+        ends.clear()
+        counts(database, is_stopping=lose)
+        assert ends == ["lost"]
+        assert conn.execute("SELECT holder FROM lease").fetchall() == [("another",)]
+
+
 def test_one_run_at_a_time(database: Database) -> None:
     """A second one is told so; after the first it may."""
     from actors.retention import LEASE, NotRun

@@ -8,7 +8,7 @@ import pytest
 from madeira.errors import IllegalTransition
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import EventStatus
-from madeira.store import audit, cancelling, erase, events, jobs, listing, replay, retention, rollups
+from madeira.store import audit, cancelling, erase, events, jobs, listing, parts, replay, retention, rollups
 from madeira.store.deliveries import mark_notified
 from madeira.store.jobs import NewJob
 from madeira.store.retention import Ages
@@ -98,6 +98,37 @@ def test_an_id_that_is_gone_is_a_duplicate_until_its_tombstone_goes(conn: Connec
     assert retention.remove_old(conn, "tombstone", NOW).done == 1
     [fresh] = events.insert(conn, [event])
     assert (fresh.duplicate, fresh.conflict, fresh.status) == (False, False, EventStatus.PENDING)
+
+
+@pytest.mark.new_database
+def test_no_step_takes_a_turn_at_the_disk(conn: Connection) -> None:
+    """What goes commits without waiting, whatever it changes; who accepts events still waits for theirs."""
+    conn.execute("CREATE TABLE seen (what text, how text)")
+    conn.execute("""
+        CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO seen VALUES (TG_TABLE_NAME || ' ' || lower(TG_OP), current_setting('synchronous_commit'));
+            RETURN NULL;
+        END $$
+    """)
+    for table in ("event", "delivery", "delivery_log_rest", "tombstone", "burial", "retention_walk", "audit"):
+        conn.execute(f"CREATE TRIGGER see AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION see()")
+    ended(conn, "one")
+    age(conn)
+    conn.execute("TRUNCATE seen")
+    while retention.strip(conn, Ages(payload=DAY)).more:
+        pass
+    assert removed(conn) == {"succeeded": 1}
+    retention.remove_old(conn, "tombstone", NOW)
+    retention.remove_old(conn, "audit", NOW)
+    parts.remove_rest(conn, datetime.now(UTC))
+    expected = {"event update", "event delete", "delivery delete", "delivery_log_rest delete", "tombstone insert"}
+    expected |= {"tombstone delete", "burial insert", "burial delete", "audit delete", "retention_walk update"}
+    conn.execute("DELETE FROM seen WHERE what = 'retention_walk update' AND how = 'on'")  # by this test
+    assert {what for (what,) in conn.execute("SELECT what FROM seen WHERE how = 'off'")} >= expected
+    assert conn.execute("SELECT DISTINCT what FROM seen WHERE how <> 'off'").fetchall() == []
+    accept(conn, event_id="two")
+    assert conn.execute("SELECT what FROM seen WHERE how = 'on'").fetchall() == [("event insert",)]
 
 
 def test_an_event_stays_for_a_while_after_its_tombstone(conn: Connection) -> None:
