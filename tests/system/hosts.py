@@ -47,7 +47,7 @@ SCALED: Final = {
     "MADEIRA_BEAT_S": "0.5",
     "MADEIRA_SILENCE_S": "3",
     "MADEIRA_LEASE_MARGIN_S": str(MARGIN_S),
-    "MADEIRA_RECONCILE_S": "1",
+    "MADEIRA_RECONCILE_S": "2",
     "MADEIRA_PORT": str(API_PORT),
     "MADEIRA_PROCESSES": "1",
     "MADEIRA_EGRESS_ALLOW": f"{NETWORK}.0/24",
@@ -57,7 +57,7 @@ SCALED: Final = {
 THREADS: Final = 8
 
 #: Events a second that any sender posts, and those that one sender posts one after another, for the ordered lane.
-RATE: Final = 25
+RATE: Final = 15
 ORDERED_RATE: Final = 2
 
 #: Seconds after which a sender gives an answer up, and posts the event again, to the other door.

@@ -71,7 +71,8 @@ class Host:
 
     def power_off(self) -> None:
         """All of its processes are gone at once, and the host with them."""
-        assert self._shell.stdin is not None and self._shell.stdout is not None
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
         self._shell.stdin.close()
         self._shell.wait(10)
         self._shell.stdout.close()

@@ -30,7 +30,7 @@ pytestmark = [
 CUT_S = 20.0
 
 #: Seconds within which whoever was cut off works again.
-BACK_S = 15.0
+BACK_S = 60.0
 
 #: Seconds that an answer of a door may take without Redis and without Postgres.
 WITHOUT_REDIS_S = 1.0
@@ -50,7 +50,7 @@ def test_hosts_that_are_cut_off_and_a_redis_that_fails_over_lose_nothing_and_dou
             for phase in PHASES:
                 phase(site, senders, faults, told)
                 backlog = site.wait(
-                    lambda: site.madeira.unfinished() < 2 * (hosts.RATE + hosts.ORDERED_RATE), 60, "the backlog's end"
+                    lambda: site.madeira.unfinished() < 2 * (hosts.RATE + hosts.ORDERED_RATE), 240, "the backlog's end"
                 )
                 told.append(f"    the backlog was gone {backlog:.1f} s after that")
         except BaseException:
@@ -60,7 +60,7 @@ def test_hosts_that_are_cut_off_and_a_redis_that_fails_over_lose_nothing_and_dou
             with capsys.disabled():
                 print("", *told, sep="\n")
             senders.end()
-        site.wait(lambda: site.madeira.unfinished() == 0, 60, "the end of all events")
+        site.wait(lambda: site.madeira.unfinished() == 0, 240, "the end of all events")
         with capsys.disabled():
             print(*count(site, senders, faults), sep="\n")
 
@@ -94,39 +94,41 @@ def cut_worker(kind: str, site: Site, host: Host, others: Sequence[Host], faults
 
 def door_without_redis(site: Site, senders: Senders, faults: list[Fault], told: list[str]) -> None:
     door = site.apis[0]
-    at = time.time()
     site.net.cut(door, site.redis.host, hosts.REDIS)
+    at = time.time()
     site.stay(CUT_S / 2)
     status, took = site.ready(door.address)
-    healed = time.time()
+    until = time.time()
+    # Whoever posted last has heard of it by then.
+    threading_wait(hosts.SENDER_PATIENCE_S)
     site.net.heal()
     assert (status, took < 3) == (200, True)
-    report = heard("a door without Redis", senders, door, at, healed, told)
+    report = heard("a door without Redis", senders, door, at, until, told)
     assert set(report) == {"202"}
     assert max(report["202"]) < WITHOUT_REDIS_S
 
 
 def door_without_postgres(site: Site, senders: Senders, faults: list[Fault], told: list[str]) -> None:
     door = site.apis[1]
-    at = time.time()
     site.net.cut(door, site.postgres.host)
+    at = time.time()
     site.stay(CUT_S)
     status, took = site.ready(door.address)
-    healed = time.time()
+    until = time.time()
+    # Whoever posted last has heard of it by then.
+    threading_wait(hosts.SENDER_PATIENCE_S)
     site.net.heal()
     assert (status, took < 3) == (503, True)
-    report = heard("a door without Postgres", senders, door, at, healed, told)
+    report = heard("a door without Postgres", senders, door, at, until, told)
     assert set(report) == {"503"}
     assert max(report["503"]) < WITHOUT_POSTGRES_S
-    back = site.wait(lambda: any(s.answer == "202" for s in senders.heard(door.address, healed, time.time())), BACK_S, "a 202")
+    back = site.wait(lambda: any(s.answer == "202" for s in senders.heard(door.address, until, time.time())), BACK_S, "a 202")
     told.append(f"    it accepted again {back:.1f} s after it was healed")
 
 
 def heard(kind: str, senders: Senders, door: Host, at: float, until: float, told: list[str]) -> dict[str, list[float]]:
     """What a door answered to what was posted in that time, and how long each took."""
     found: dict[str, list[float]] = {}
-    # Whoever was sent to it last has heard of it by then.
-    threading_wait(hosts.SENDER_PATIENCE_S)
     for said in senders.heard(door.address, at, until):
         found.setdefault(said.answer, []).append(said.took_s)
     for answer, took in found.items():
@@ -154,7 +156,7 @@ def failover_to_a_replica_that_lags(site: Site, senders: Senders, faults: list[F
 def fail_over(kind: str, site: Site, replica: hosts.Valkey, told: list[str]) -> None:
     site.fail_over(replica)
     at = time.time()
-    took = site.wait(lambda: all(site.called_by(host, at) for host in site.workers), 30, "all workers to call again")
+    took = site.wait(lambda: all(site.called_by(host, at) for host in site.workers), 90, "all workers to call again")
     told.append(f"{kind}: all workers called again {took:.1f} s after it had taken the address")
 
 
@@ -222,7 +224,7 @@ def nothing_doubled(site: Site, ended: list[Claim], unexplained: list[Claim], fa
     wrong = [row for row in site.madeira.rows(last) if (row["last"], row["ends"]) != (row["attempt"], 1)]
     assert wrong == [], "called after it had ended"
     taken = Counter(call.webhook_id for call in site.receiver.calls if call.status == 200)
-    yield f"deliveries that their receiver took twice: {sum(n > 1 for n in taken.values())}, all of them in hands that lost both stores"
+    yield f"taken twice by their receiver: {sum(n > 1 for n in taken.values())}, all of them in hands that lost both stores"
     burnt = "SELECT * FROM delivery d WHERE failures <> (SELECT count(*) FROM delivery_log l WHERE l.delivery_id = d.id {})"
     assert site.madeira.rows(burnt.format("AND outcome NOT IN ('succeeded', 'late', 'lost')")) == []
 
