@@ -375,7 +375,7 @@ class Site:
         self.redis.host.unplug()
         self.stay(2.0)
         server.client().replicaof("NO", "ONE")
-        server.host.add_address(REDIS)
+        self.net.move(REDIS, server.host)
         self.redis.kill()
         self.redis = server
 
@@ -407,7 +407,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         stack.callback(lambda: [server.stop() for server in servers])
         postgres.start()
         valkey.start()
-        valkey.host.add_address(REDIS)
+        net.move(REDIS, valkey.host)
         migrate(postgres.url)
         receiver = stack.enter_context(Receiver(default=receive, host=OUTSIDE))
         madeira = stack.enter_context(

@@ -36,9 +36,9 @@ _LIFE: Final = 'hostname "$0" && ip link set lo up && echo up && read -r _'
 
 def impossible() -> str | None:
     """Why there can be no hosts here; None where there can."""
-    missing = [name for name in ("ip", "iptables", "hostname", "nsenter", "sysctl", "unshare") if not shutil.which(name)]
+    missing = [name for name in ("ip", "iptables", "hostname", "nsenter", "unshare") if not shutil.which(name)]
     if missing:
-        return f"several hosts need the programs {', '.join(missing)} (Debian: iproute2, iptables, hostname, procps, util-linux)"
+        return f"several hosts need the programs {', '.join(missing)} (Debian: iproute2, iptables, hostname, util-linux)"
     trial = "hostname trial && ip link add name trial type bridge && iptables -A INPUT -s 10.0.0.1 -j DROP"
     tried = subprocess.run([*_OWN, "sh", "-c", trial], capture_output=True, text=True, check=False)
     return f"this user may not make networks of hosts (it takes root): {tried.stderr.strip()}" if tried.returncode else None
@@ -87,10 +87,6 @@ class Host:
         """It is reached again."""
         self.run("ip", "link", "set", "eth0", "up")
 
-    def add_address(self, address: str) -> None:
-        """Take an address over: its neighbours are told, as a failover does, and turn to this host from now on."""
-        self.run("ip", "address", "add", f"{address}/24", "dev", "eth0")
-
 
 class Network:
     """The bridge, and the hosts on it. Made by `network`."""
@@ -106,10 +102,18 @@ class Network:
         port = f"port{number}"
         _run(["ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)])
         _run(["ip", "link", "set", port, "master", "bridge", "up"])
-        host.run("sysctl", "-q", "net.ipv4.conf.eth0.arp_notify=1")
         host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
         host.plug()
         return host
+
+    def move(self, address: str, host: Host) -> None:
+        """Give an address to a host. All others forget whose it was: what moves an address tells them, or they would go on asking
+        the old one for most of a minute.
+        """
+        host.run("ip", "address", "add", f"{address}/24", "dev", "eth0")
+        for other in self._hosts:
+            other.run("ip", "neighbour", "flush", "to", address)
+        _run(["ip", "neighbour", "flush", "to", address])
 
     def cut(self, host: Host, other: Host, *addresses: str) -> None:
         """Packets between two hosts are dropped on arrival; `addresses` are further ones of `other`."""
