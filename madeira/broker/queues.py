@@ -8,7 +8,6 @@ would strand what the first one took.
 
 import hashlib
 import re
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,8 @@ from importlib import resources
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from madeira.broker.connections import connect
 from madeira.errors import BrokerUnavailable
 from madeira.lanes import Hold, LaneSettings, LaneState, Limit, Verdict, credit_ms, gap_ms, lane_state
 from madeira.lanes.pace import SEPARATOR
@@ -44,10 +42,6 @@ ORDINARY: Final = ("jobs", "notify", "reconcile", "retention", "rollup")
 
 #: What a finish does with a key; see ``scripts/turn.lua``.
 Kind = Literal["f", "d", "k", "b", "s", "x"]
-
-
-#: Of a connection that lies idle: seconds until it is asked whether it lives, between two questions, and how many go unanswered.
-_KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
 class Ensure(NamedTuple):
@@ -218,28 +212,6 @@ def _load() -> Mapping[str, _Script]:
             text = f"{shared}\n{file.read_text()}"
             scripts[name] = _Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
     return scripts
-
-
-def connect(url: str, *, timeout_s: float, connections: int, connect_timeout_s: float | None = None) -> redis.Redis:
-    """A Redis client that never re-sends on its own and never waits longer than `timeout_s` for an answer.
-
-    When all `connections` are in use, a caller waits for one, at most as long again. A connection that lies idle while the network
-    forgets it is found dead by its keepalives, and made anew by whoever takes it next; else it would cost him his time.
-    """
-    pool = redis.BlockingConnectionPool.from_url(
-        url,
-        max_connections=connections,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s if connect_timeout_s is None else connect_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        retry_on_timeout=False,
-        retry_on_error=[],
-        health_check_interval=0,
-        protocol=2,
-        **({} if url.startswith("unix:") else {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE}),
-    )
-    return redis.Redis(connection_pool=pool)
 
 
 def _pages(items: Sequence[Any], size: int = PAGE) -> Iterator[Sequence[Any]]:

@@ -79,7 +79,8 @@ def test_an_idle_connection_that_the_network_has_forgotten_costs_nobody_his_time
         try:
             assert queues.ping()
             port = str(queues.client.client_info()["addr"]).rpartition(":")[2]
-            server.host.run("iptables", "-A", "INPUT", "-p", "tcp", "--sport", port, "-j", "DROP")
+            for chain, end in (("INPUT", "--sport"), ("OUTPUT", "--dport")):
+                server.host.run("iptables", "-A", chain, "-p", "tcp", end, port, "-j", "DROP")
             threading_wait(IDLE_S)
             assert queues.ping()
         finally:
