@@ -161,6 +161,13 @@ class Settings:
         "Postgres (14 or later), as a libpq URL. Empty: `madeira up` starts an embedded one.",
         secret=True,
     )
+    replica_url: str = _setting(
+        "",
+        _url("postgresql", "postgres"),
+        "A streaming replica of Postgres, as a libpq URL: API and console read their lists there while it is at most five "
+        "seconds behind. Empty: everything is read from `MADEIRA_DATABASE_URL`.",
+        secret=True,
+    )
     redis_url: str = _setting(
         "",
         _url("redis", "rediss", "unix"),

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from madeira.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+from madeira.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey, ServerFailed, _postgres_program
 
 #: Seconds within which Postgres' processes notice that their master is gone.
 _GONE_S = 10.0
@@ -54,6 +54,26 @@ class _Stalling(EmbeddedServer):
 
 class OwnPostgres(_Stalling, EmbeddedPostgres):
     """A Postgres of one test alone; `url` is its database `madeira`."""
+
+
+class Standby(_Stalling, EmbeddedPostgres):
+    """A streaming replica of `primary`, made from a copy of it."""
+
+    def __init__(self, *, folder: Path, primary: EmbeddedPostgres) -> None:
+        super().__init__(folder=folder)
+        self._primary = primary
+
+    def _load_access(self) -> None:
+        super()._load_access()
+        self._access["password"] = self._primary._access["password"]
+
+    def _make_data(self) -> None:
+        if self.data.exists():
+            return
+        command = [_postgres_program("pg_basebackup"), "--pgdata", str(self.data), "--dbname", self._primary.url]
+        code = self._spawn([*command, "--write-recovery-conf", "--checkpoint=fast"], None).wait()
+        if code:
+            raise ServerFailed(f"pg_basebackup failed:\n{self._log_tail()}")
 
 
 class OwnRedis(_Stalling, EmbeddedValkey):

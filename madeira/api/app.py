@@ -49,6 +49,7 @@ from madeira.settings import Settings, load, require
 from madeira.store import events as store
 from madeira.store.database import Database
 from madeira.store.group_commit import GroupCommit
+from madeira.store.replica import Lists
 from madeira.trial import CALLS, Trials
 
 #: Seconds that one call of Redis may take at intake: an accepted event must not wait for it.
@@ -66,6 +67,9 @@ GATHER_S: Final = 0.003
 
 #: Connections to Postgres of a process for what is no intake: reads, cancels, probes.
 POOL_MAX: Final = 4
+
+#: Connections of a process to a replica.
+LISTS_MAX: Final = 2
 
 #: Seconds that one statement may take: a caller has gone by then.
 STATEMENT_S: Final = 3.0
@@ -87,6 +91,7 @@ def create(
     patience: Patience,
     enqueue: Enqueue,
     database: Database,
+    lists: Lists,
     queues: Queues,
     tokens: KnownTokens,
     egress: Egress,
@@ -100,10 +105,11 @@ def create(
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
-    `current` gives the rules that this process goes by at that moment, `rules` newer ones where there are any, `patience` waits
-    for the commits of new events, `enqueue` queues those of batches, `tokens` knows the tokens that hold, `max_body` is in
-    bytes, and `admin_token` is one more, of an administrator, unless it is empty. A worker counts as gone after `silence_s`
-    seconds without a sign of life; the numbers are shown to whoever has `metrics_token`, unless it is empty.
+    `lists` reads what may be some seconds old, `current` gives the rules that this process goes by at that moment, `rules` newer
+    ones where there are any, `patience` waits for the commits of new events, `enqueue` queues those of batches, `tokens` knows
+    the tokens that hold, `max_body` is in bytes, and `admin_token` is one more, of an administrator, unless it is empty. A worker
+    counts as gone after `silence_s` seconds without a sign of life; the numbers are shown to whoever has `metrics_token`, unless
+    it is empty.
     """
     auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
@@ -114,7 +120,7 @@ def create(
         "checks": Intake(egress=egress),
         "outcomes": Outcomes(auth=auth),
     }
-    listing = Listing(auth=auth, database=database)
+    listing = Listing(auth=auth, lists=lists)
     acting: dict[str, Any] = {"auth": auth, "database": database, "queues": queues}
     api.add_route("/v1/events", Events(**intake, patience=patience, max_body=max_body, listing=listing))
     event = Event(**acting)
@@ -124,8 +130,8 @@ def create(
     api.add_route("/v1/events/{event_id}/replay", Replay(**acting))
     api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))
     api.add_route("/v1/events/{event_id}/erase", Erase(**acting))
-    api.add_route("/v1/dead-letters", DeadLetters(auth=auth, database=database))
-    api.add_route("/v1/dead-letters/groups", Groups(auth=auth, database=database))
+    api.add_route("/v1/dead-letters", DeadLetters(auth=auth, lists=lists))
+    api.add_route("/v1/dead-letters/groups", Groups(auth=auth, lists=lists))
     api.add_route("/v1/dead-letters/{delivery_id}", DeadLetter(auth=auth, database=database))
     api.add_route("/v1/endpoints/{name}/cancel", CancelEndpoint(**acting))
     for action in ACTIONS:
@@ -224,6 +230,7 @@ class Application:
         egress = Egress(allow=s.egress_allow, deny=s.egress_deny)
         shared: dict[str, Any] = {
             "database": database,
+            "lists": self._lists(database, s),
             "queues": queues,
             "tokens": tokens,
             "egress": egress,
@@ -242,6 +249,17 @@ class Application:
             silence_s=s.silence_s,
             metrics_token=s.metrics_token,
         )
+
+    def _lists(self, database: Database, s: Settings) -> Lists:
+        replica = None
+        if s.replica_url:
+            replica = Database(
+                url=s.replica_url, application="madeira-lists", pool_max=LISTS_MAX, statement_timeout_s=STATEMENT_S, writes=False
+            )
+        lists = Lists(primary=database, replica=replica)
+        lists.start()
+        self._parts.callback(lists.stop)
+        return lists
 
     def _trials(self, database: Database, egress: Egress, s: Settings) -> Trials:
         caller = Caller(max_connections=CALLS, egress=egress)

@@ -19,6 +19,7 @@ from madeira.store import dead_letters as store
 from madeira.store import selection
 from madeira.store.database import Database
 from madeira.store.dead_letters import Place
+from madeira.store.replica import Lists
 from madeira.store.selection import Selection
 
 #: Entries of a page, unless the query says otherwise, and at most.
@@ -29,11 +30,11 @@ _ID: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class _Reading:
-    """What all of them work with."""
+    """What both lists work with."""
 
-    def __init__(self, *, auth: Authenticator, database: Database) -> None:
+    def __init__(self, *, auth: Authenticator, lists: Lists) -> None:
         self._auth = auth
-        self._database = database
+        self._lists = lists
 
 
 class DeadLetters(_Reading):
@@ -44,8 +45,8 @@ class DeadLetters(_Reading):
         self._auth.person(req.env, Role.VIEWER)
         asked = query.read(req, _PARAMETERS)
         limit, cursor = asked.pop("limit", PAGE), asked.pop("cursor", None)
-        with self._database.connection() as connection:
-            found = store.page(connection, Selection(**asked), limit=limit, after=Place(*cursor) if cursor else None)
+        wanted, after = Selection(**asked), Place(*cursor) if cursor else None
+        found = self._lists.read(lambda connection: store.page(connection, wanted, limit=limit, after=after))
         answer = {
             "dead_letters": found.items,
             "next_cursor": None if found.after is None else query.cursor(*found.after),
@@ -63,14 +64,18 @@ class Groups(_Reading):
         self._auth.person(req.env, Role.VIEWER)
         asked = query.read(req, _OF_GROUPS)
         limit = asked.pop("limit", PAGE)
-        with self._database.connection() as connection:
-            found = store.groups(connection, Selection(**asked), limit=limit)
+        wanted = Selection(**asked)
+        found = self._lists.read(lambda connection: store.groups(connection, wanted, limit=limit))
         answer = {"groups": found.groups, "counted": found.counted, "complete": found.complete}
         resp.data = json.dumps(answer, default=jsonable).encode()
 
 
-class DeadLetter(_Reading):
+class DeadLetter:
     """``GET /v1/dead-letters/{delivery_id}``."""
+
+    def __init__(self, *, auth: Authenticator, database: Database) -> None:
+        self._auth = auth
+        self._database = database
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, delivery_id: str) -> None:
         """Show one dead letter with its attempts, what was sent and what came back."""

@@ -22,6 +22,7 @@ from madeira.store import events as store
 from madeira.store import listing, retention, selection
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
+from madeira.store.replica import Lists
 
 #: Events of a page, unless the query says otherwise, and at most.
 PAGE: Final = 50
@@ -36,9 +37,9 @@ _CURSOR: Final = re.compile(rb"e([0-9]{1,18})")
 class Listing:
     """``GET /v1/events``."""
 
-    def __init__(self, *, auth: Authenticator, database: Database) -> None:
+    def __init__(self, *, auth: Authenticator, lists: Lists) -> None:
         self._auth = auth
-        self._database = database
+        self._lists = lists
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show a page of events, the newest first."""
@@ -47,8 +48,8 @@ class Listing:
         limit, before = asked.pop("limit", PAGE), asked.pop("cursor", None)
         if caller.source is not None and asked.setdefault("source", caller.source) != caller.source:
             raise problems.invalid([FieldError("source", "must be the one that signs, or be left out")])
-        with self._database.connection() as connection:
-            found = listing.page(connection, Wanted(**asked), limit=limit, before=before)
+        wanted = Wanted(**asked)
+        found = self._lists.read(lambda connection: listing.page(connection, wanted, limit=limit, before=before))
         answer = {
             "events": found.events,
             "next_cursor": None if found.before is None else _cursor(found.before),

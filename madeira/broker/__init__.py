@@ -14,9 +14,10 @@ from periodiq import PeriodiqMiddleware
 from madeira import log, metrics
 from madeira.broker import exposition
 from madeira.broker.broker import MadeiraBroker, keys_of
+from madeira.broker.connections import connect
 from madeira.broker.hands import START_WITHIN_S, Hand
 from madeira.broker.pulse import Due, Pulse
-from madeira.broker.queues import DELIVER, KEYED, Queues, connect
+from madeira.broker.queues import DELIVER, KEYED, Queues
 from madeira.broker.rebuild import Stopper, rebuild
 from madeira.broker.tools import POOL, REDIS_CONNECTIONS, Tools, group_commits
 from madeira.delivery.client import Caller

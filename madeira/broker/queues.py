@@ -16,9 +16,8 @@ from importlib import resources
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from madeira.broker.connections import connect
 from madeira.errors import BrokerUnavailable
 from madeira.lanes import Hold, LaneSettings, LaneState, Limit, Verdict, credit_ms, gap_ms, lane_state
 from madeira.lanes.pace import SEPARATOR
@@ -215,26 +214,6 @@ def _load() -> Mapping[str, _Script]:
             text = f"{shared}\n{file.read_text()}"
             scripts[name] = _Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
     return scripts
-
-
-def connect(url: str, *, timeout_s: float, connections: int, connect_timeout_s: float | None = None) -> redis.Redis:
-    """A Redis client that never re-sends on its own and never waits longer than `timeout_s` for an answer.
-
-    When all `connections` are in use, a caller waits for one, at most as long again.
-    """
-    pool = redis.BlockingConnectionPool.from_url(
-        url,
-        max_connections=connections,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s if connect_timeout_s is None else connect_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        retry_on_timeout=False,
-        retry_on_error=[],
-        health_check_interval=0,
-        protocol=2,
-    )
-    return redis.Redis(connection_pool=pool)
 
 
 def _pages(items: Sequence[Any], size: int = PAGE) -> Iterator[Sequence[Any]]:

@@ -11,7 +11,8 @@ import psycopg
 import redis
 
 from madeira import __version__
-from madeira.broker.queues import Queues, connect
+from madeira.broker.connections import connect
+from madeira.broker.queues import Queues
 from madeira.cli import running_system
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.findings import Finding, Level

@@ -35,6 +35,7 @@ from madeira.errors import BrokerUnavailable, StoreUnavailable
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
+from madeira.store.replica import Lists
 from madeira.trial import Trials
 
 
@@ -78,6 +79,7 @@ _log = log.get(__name__)
 def create(
     *,
     database: Database,
+    lists: Lists,
     queues: Queues,
     configurator: Configurator,
     trials: Trials,
@@ -95,6 +97,7 @@ def create(
     assets = Assets()
     of_all = House(
         database=database,
+        lists=lists,
         queues=queues,
         configurator=configurator,
         trials=trials,

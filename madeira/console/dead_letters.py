@@ -46,9 +46,14 @@ class DeadLettersPage(Page):
         asked = asking.read(req, {**picking.CHECKS, "before": query.place})
         wanted = picking.wanted(asked.values)
         before = asked.values.get("before")
-        with self.house.database.connection() as connection:
-            groups = store.groups(connection, wanted, limit=_GROUPS)
-            found = store.page(connection, wanted, limit=PAGE, after=Place(*before) if before else None)
+        after = Place(*before) if before else None
+        groups, found = self.house.read(
+            req,
+            lambda connection: (
+                store.groups(connection, wanted, limit=_GROUPS),
+                store.page(connection, wanted, limit=PAGE, after=after),
+            ),
+        )
         following = None if found.after is None else query.cursor(*found.after)
         self.house.show(
             req,

@@ -58,7 +58,7 @@ class EventsPage(Page):
         if len(named) == 1 and not req.get_header("X-Madeira-Refresh"):
             (found,) = named
             raise falcon.HTTPSeeOther(words.address("events", found["event_id"], source=found["source"]))
-        events, before, complete = (named, None, True) if named else self._page(asked)
+        events, before, complete = (named, None, True) if named else self._page(req, asked)
         follows = "follow" in asked.values and "before" not in asked.values
         self.house.show(
             req,
@@ -85,11 +85,11 @@ class EventsPage(Page):
         with self.house.database.connection() as connection:
             return store.find_trace(connection, wanted.strip(), PAGE)[::-1]
 
-    def _page(self, asked: Asked) -> tuple[list[dict[str, Any]], int | None, bool]:
+    def _page(self, req: falcon.Request, asked: Asked) -> tuple[list[dict[str, Any]], int | None, bool]:
         filters = {name: value for name, value in asked.values.items() if name not in ("q", "before", "follow")}
         wanted = Wanted(**filters, words=asked.values.get("q"))
-        with self.house.database.connection() as connection:
-            found = listing.page(connection, wanted, limit=PAGE, before=asked.values.get("before"))
+        before = asked.values.get("before")
+        found = self.house.read(req, lambda connection: listing.page(connection, wanted, limit=PAGE, before=before))
         return found.events, found.before, found.before is None or len(found.events) == PAGE
 
 

@@ -5,15 +5,16 @@ named in `madeira.console.app.SECTIONS`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import falcon
 import jinja2
+import psycopg
 
 from madeira import __version__
 from madeira.api import problems
@@ -28,7 +29,10 @@ from madeira.egress import Egress
 from madeira.routing.manage import Configurator
 from madeira.states import Role
 from madeira.store.database import Database
+from madeira.store.replica import Lists
 from madeira.trial import Trials
+
+T = TypeVar("T")
 
 #: Names of the cookies: of the session, of a notice, and of a form before there is a session.
 SESSION: Final = "madeira_console"
@@ -86,6 +90,8 @@ class House:
     """The parts of which pages are made."""
 
     database: Database
+    #: Reads lists, which may be some seconds old.
+    lists: Lists
     queues: Queues
     configurator: Configurator
     trials: Trials
@@ -111,6 +117,10 @@ class House:
         }
         resp.content_type = _HTML
         resp.data = self.templates.render(template, given | values)
+
+    def read(self, req: falcon.Request, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """What a list shows. Who has just done something reads it where it is to be seen: the notice about it tells."""
+        return self.lists.read(work, newest=NOTICE in req.cookies)
 
     def _notice(self, req: falcon.Request, resp: falcon.Response) -> Notice | None:
         given = req.cookies.get(NOTICE)

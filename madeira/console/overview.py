@@ -6,18 +6,21 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import falcon
+import psycopg
 
 from madeira.api import query
 from madeira.broker.queues import Queues
 from madeira.console import asking, charts, lately, trouble, words
 from madeira.console.house import House, Page
-from madeira.console.sparks import Sparks
+from madeira.console.sparks import Spark, Sparks
 from madeira.console.trouble import Row
 from madeira.errors import BrokerUnavailable
 from madeira.states import JobState
 from madeira.store import holding, jobs, notices, reconcile, rollups
 from madeira.store import overview as store
+from madeira.store.notices import Notice
 from madeira.store.overview import Overview
+from madeira.store.rollups import Point, Range
 
 #: Seconds of silence after which a worker process is not counted any more; it gives a sign every five.
 _ALIVE_S: Final = 30.0
@@ -54,6 +57,19 @@ class Health:
     is_late: bool
 
 
+class _Read(NamedTuple):
+    """What the page reads of Postgres."""
+
+    overview: Overview
+    held: dict[str, str]
+    runs: list[dict[str, Any]]
+    #: Of the charts; None when there are none this time.
+    points: list[Point] | None
+    notices: list[Notice]
+    jobs: list[dict[str, Any]]
+    sparks: Mapping[str, Spark]
+
+
 def add(app: "falcon.App[falcon.Request, falcon.Response]", house: House) -> None:
     """Add the page."""
     app.add_route("/console", OverviewPage(house))
@@ -72,32 +88,37 @@ class OverviewPage(Page):
         house, shown = self.house, charts.RANGES[chosen]
         draws = draws_charts(datetime.now(UTC), refreshes=bool(req.get_header("X-Madeira-Refresh")))
         configured = house.configurator.list("endpoint")
-        with house.database.connection() as connection:
-            found = store.read(connection)
-            held = holding.states(connection)
-            runs = reconcile.last_runs(connection, 1)
-            points = rollups.series(connection, shown.range) if draws else None
-            told = notices.latest(connection, _NOTICES)
-            worked = jobs.lately(connection)
-            sparks = self._sparks.read(connection)
-        rows = trouble.rows(configured, found, held=held, queues=house.queues)
-        health = _health(runs, house.queues)
+        read = house.read(req, lambda connection: self._read(connection, shown.range if draws else None))
+        found = read.overview
+        rows = trouble.rows(configured, found, held=read.held, queues=house.queues)
+        health = _health(read.runs, house.queues)
         house.show(
             req,
             resp,
             "overview.html",
             title="Overview",
-            sentences=sentences(found, rows, health, worked),
+            sentences=sentences(found, rows, health, read.jobs),
             rows=rows,
-            sparks=sparks,
+            sparks=read.sparks,
             overview=found,
             health=health,
-            drawn=None if points is None else charts.draw(points, shown),
+            drawn=None if read.points is None else charts.draw(read.points, shown),
             ranges=charts.RANGES,
             chosen=chosen,
             most_rows=ROWS,
             most_dead=DEAD,
-            notices=[lately.told(notice) for notice in told],
+            notices=[lately.told(notice) for notice in read.notices],
+        )
+
+    def _read(self, connection: psycopg.Connection[Any], drawn: Range | None) -> _Read:
+        return _Read(
+            overview=store.read(connection),
+            held=holding.states(connection),
+            runs=reconcile.last_runs(connection, 1),
+            points=rollups.series(connection, drawn) if drawn else None,
+            notices=notices.latest(connection, _NOTICES),
+            jobs=jobs.lately(connection),
+            sparks=self._sparks.read(connection),
         )
 
 

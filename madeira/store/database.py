@@ -133,7 +133,8 @@ class Database:
 
     `application` is shown in ``pg_stat_activity``. `pool_max` is the greatest number of pooled connections;
     `connect_timeout_s` is how long a caller waits for one of them; `statement_timeout_s` bounds every statement.
-    `prepare_threshold` is psycopg's: None turns prepared statements off, for a pooler that does not know them.
+    `prepare_threshold` is psycopg's: None turns prepared statements off, for a pooler that does not know them. `writes`:
+    whether a server will do only if it takes writes.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Database:
         connect_timeout_s: float = 1.5,
         statement_timeout_s: float = 10.0,
         prepare_threshold: int | None = 5,
+        writes: bool = True,
     ) -> None:
         self._url = url
         self._failure: str | None = None
@@ -157,7 +159,7 @@ class Database:
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 10_000,
-            "target_session_attrs": "read-write",
+            "target_session_attrs": "read-write" if writes else "any",
             "options": _options(url, statement_timeout_s),
             "prepare_threshold": prepare_threshold,
             "limit_s": statement_timeout_s + PATIENCE_S,

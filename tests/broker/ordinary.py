@@ -26,8 +26,9 @@ from dramatiq.middleware import (
 )
 
 from madeira.broker.broker import MadeiraBroker
+from madeira.broker.connections import connect
 from madeira.broker.pulse import Pulse
-from madeira.broker.queues import Queues, connect
+from madeira.broker.queues import Queues
 
 #: The queue of actors that name none.
 QUEUE = "default"

@@ -1,8 +1,10 @@
 """What the scripts promise, one promise per test."""
 
 import itertools
+import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -505,6 +507,22 @@ def test_a_waiting_delivery_costs_little_memory(queues: Queues, redis_url: str) 
     before = client.info("memory")["used_memory"]
     ensure(queues, *(key(n, "partner-ledger") for n in range(1_000_000, 1_020_000)))
     assert (client.info("memory")["used_memory"] - before) / 20_000 < 200
+
+
+def test_a_connection_asks_whether_it_lives_before_a_network_forgets_it(queues: Queues) -> None:
+    """Within half a minute, with whatever address it was made."""
+    assert queues.ping()
+    pool: Any = queues.client.connection_pool
+    connection = pool.get_connection()
+    try:
+        at, every, count = (
+            connection._sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert at + every * count < 30
+    finally:
+        pool.release(connection)
 
 
 def test_errors_of_the_client_are_mapped(tmp_path: Path) -> None:
