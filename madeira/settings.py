@@ -16,11 +16,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import psycopg
-import redis
 from psycopg.conninfo import conninfo_to_dict
 
-from madeira import egress, sealing
+from madeira import egress, sealing, without
 from madeira.errors import SettingsError
+
+without.load("redis", without="opentelemetry")
+
+import redis  # noqa: E402
 
 #: Every name that Madeira reads starts with this; any other name with it stops the start.
 PREFIX: Final = "MADEIRA_"
