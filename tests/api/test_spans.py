@@ -1,13 +1,16 @@
 """What the API records of posts, and what it hands on with the event."""
 
 import json
+import os
+import statistics
 from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
 from tests.api.serving import Api, event, signed
-from tests.collector import PRODUCER, SERVER, Collector
+from tests.collector import PATH, PRODUCER, SERVER, Collector
+from tests.receiver import Answer, Gate
 
 UPSTREAM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE, PARENT = UPSTREAM.split("-")[1:3]
@@ -64,3 +67,42 @@ def test_a_post_is_a_span_and_the_row_names_it(
     assert stored(api, "four") == f"00-{four.trace}-{four.id}-01"
     api.stop()
     assert [s for s in collector.seen() if s.attributes.get("http.response.status_code") == 401] == []
+
+
+def cpu_s(api: Api) -> float:
+    """Processor time that the API's worker has used."""
+    [pid] = api.worker_pids
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_intake_does_not_feel_a_collector_that_hangs(
+    serve: Callable[..., Api], collector: Collector, database_url: str, redis_url: str
+) -> None:
+    """Posts to an API without traces, to one with them, and to one whose queue is full all the time, in turns: the same p95."""
+    quick, hanging = collector, Collector()
+    hanging.answer(PATH, Answer(hold=Gate()))
+    full = {"OTEL_BSP_MAX_QUEUE_SIZE": "10", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5"}
+    with hanging:
+        environments = {"off": {}, "on": quick.env(OTEL_BSP_SCHEDULE_DELAY="5000"), "hanging": hanging.env(**full)}
+        apis = {name: serve(database_url, redis_url, MADEIRA_PROCESSES="1", **env).start() for name, env in environments.items()}
+        took: dict[str, list[float]] = {name: [] for name in apis}
+        used = {name: -cpu_s(api) for name, api in apis.items()}
+        for n in range(1000):
+            for name, api in apis.items():
+                reply = api.post(event(f"{name}-{n}"))
+                assert reply.status == 202
+                if n >= 100:
+                    took[name].append(reply.duration_s)
+        used = {name: before + cpu_s(apis[name]) for name, before in used.items()}
+        p95 = {name: statistics.quantiles(times, n=20)[-1] for name, times in took.items()}
+        for name in apis:
+            print(
+                f"{name}: p50 {statistics.median(took[name]) * 1e3:.2f} ms, p95 {p95[name] * 1e3:.2f} ms, cpu {used[name]:.2f} ms"
+            )
+        for api in apis.values():
+            api.stop()
+    assert max(p95["on"], p95["hanging"]) < p95["off"] * 1.3 + 0.002
