@@ -6,9 +6,10 @@ import pytest
 
 from madeira.broker.queues import ROUTE, Ensure
 from tests.actors.conftest import Make
-from tests.collector import CLIENT, CONSUMER, ERROR, Collector
+from tests.collector import CLIENT, CONSUMER, ERROR, PRODUCER, Collector
 from tests.receiver import Answer, Receiver
 from tests.store import making
+from tests.system.harness import configure, toml
 
 UPSTREAM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE, PARENT = UPSTREAM.split("-")[1:3]
@@ -103,3 +104,19 @@ def test_a_trace_that_is_not_recorded_goes_on_unrecorded(make: Make, receiver: R
     [span] = collector.wait_named("deliver a")
     assert span.attributes["madeira.delivery_id"] == loud.delivery_id
     assert [call.headers["traceparent"][-2:] for call in receiver.calls] == ["00", "01"]
+
+
+def test_a_notice_begins_a_trace_of_its_own(make: Make, receiver: Receiver, collector: Collector, database_url: str) -> None:
+    """What tells of Madeira itself was posted by nobody: its routing and its attempts are below a span of the worker."""
+    receiver.answer("/a", Answer(status=400))
+    process = make(traces="otlp")
+    endpoints = {"a": {"url": receiver.url("/a")}, "pager": {"url": receiver.url("/pager")}}
+    routes = [{"name": "notices", "source": "madeira", "event_type": "madeira.*", "endpoint": "pager"}]
+    configure(database_url, toml(endpoints, routes))
+    process.start()
+    process.routed(traceparent=UPSTREAM)
+    receiver.wait_for(1, path="/pager")
+    spans = {s.name: s for s in collector.wait_named("notice", "deliver pager") if s.trace != TRACE}
+    notice, call = spans["notice"], spans["deliver pager"]
+    assert (notice.kind, notice.parent) == (PRODUCER, "")
+    assert (call.trace, call.parent) == (notice.trace, notice.id)
