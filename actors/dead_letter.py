@@ -4,6 +4,7 @@ Settle has recorded the death before this actor hears of it; this actor only tel
 `notified_at` is set where it is not set yet, and only those rows are told.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +28,7 @@ def dead_letter(*delivery_ids: int) -> None:
     """Tell of the dead deliveries `delivery_ids` that nobody was told of yet."""
     tools = current()
     hand = tools.hand()
+    began_ns = time.time_ns() if tools.spans else 0
     try:
         with tools.database.connection() as conn:
             dead = {row.delivery_id: row for row in deliveries.unnotified(conn, delivery_ids)}
@@ -48,6 +50,8 @@ def dead_letter(*delivery_ids: int) -> None:
         log.warning(
             "delivery.dead", delivery=row.delivery_id, endpoint=row.endpoint, trace_id=row.trace_id, reason=row.last_error
         )
+        if tools.spans:
+            tools.spans.given_up(row, began_ns)
 
 
 def _died(told: Sequence[DeadLetter]) -> Iterator[Died]:

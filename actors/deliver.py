@@ -10,6 +10,7 @@ import random
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import dramatiq
@@ -30,6 +31,9 @@ from madeira.records import Attempt, Claimed, DeliveryRef, Endpoint, Refused, Se
 from madeira.states import DeliveryStatus, ErrorCode, Outcome
 from madeira.store import holding
 from madeira.store.deliveries import ClaimRequest, SettleRequest
+
+if TYPE_CHECKING:
+    from madeira.spans.record import Call
 
 log = get(__name__)
 
@@ -80,8 +84,11 @@ def deliver(delivery_id: int, seq: int, lane: str) -> None:
             # Not called, so nothing to record: the claim runs out by itself.
             log.warning("delivery.too_late_to_start", waited_s=round(hand.waited_s, 3))
             return
-        attempt = _call(tools, claim, endpoint)
+        span = tools.spans.attempt(claim) if tools.spans else None
+        attempt = _call(tools, claim, endpoint, span)
         settled = _settle(tools, hand, claim, attempt, endpoint)
+        if span:
+            span.end(attempt, settled)
         _tell_lane(tools, hand, claim, attempt, endpoint, began)
         _tell(hand, claim, attempt, settled, stays=_is_gone(attempt, endpoint))
 
@@ -126,11 +133,13 @@ def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
         log.error("delivery.died", failure_class="platform")
 
 
-def _call(tools: Tools, claim: Claimed, endpoint: Endpoint) -> Attempt:
+def _call(tools: Tools, claim: Claimed, endpoint: Endpoint, span: "Call | None") -> Attempt:
     try:
-        request = requests.build(claim, endpoint, now=datetime.now(UTC))
+        request = requests.build(claim, endpoint, now=datetime.now(UTC), span=span.header if span else None)
     except requests.NotSent as refusal:
         return refusal.attempt
+    if span:
+        span.goes_to(request.method, request.target)
     result: Answer | CallFailed
     try:
         result = tools.caller.call(request, deadline_s=endpoint.timeout)

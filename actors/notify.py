@@ -94,6 +94,8 @@ def say(tools: Tools) -> int:
         for notice in found:
             event = _event(tools, rules, notice)
             if event is not None:
+                if tools.spans:
+                    event = tools.spans.notice(event)
                 seqs.append(events.insert(conn, [event])[0].seq)
             notices.said(conn, notice.id, event.event_id if event else None)
     for notice in found:

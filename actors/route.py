@@ -5,6 +5,7 @@ to sixteen events; those that failed or took their worker down before come alone
 neighbours with it.
 """
 
+import time
 from collections.abc import Sequence
 
 import dramatiq
@@ -45,6 +46,7 @@ def route(*seqs: int) -> None:
 
 def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
     rules = tools.rules.need()
+    began_ns = time.time_ns() if tools.spans else 0
     with tools.database.connection() as conn:
         found, others = events.routable(conn, seqs)
     # Filters and templates may take a while over a large payload; no connection waits for them.
@@ -53,6 +55,8 @@ def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
     if plans:
         with tools.database.connection() as conn:
             results = events.route(conn, plans, made_for=rules.version)
+    if tools.spans:
+        tools.spans.routed(found, results, began_ns)
     if any(delivery.ordering_key is not None for _, planned in plans for delivery in planned):
         _keep_first(tools, results)
     for result in results:

@@ -20,11 +20,13 @@ try:
 
     import dramatiq
 
-    from madeira import log
+    from madeira import log, spans
     from madeira.broker import build, exposition
 
     log.configure(_values, _FAMILY)
     log.catch()
+    if _FAMILY == "worker":
+        spans.load(_values)
     broker = build(_values)
 except SettingsError as _error:
     sys.exit(f"madeira: {_error}")

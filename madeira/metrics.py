@@ -99,6 +99,8 @@ RETENTION_LAST_SUCCESS = Gauge(
     "madeira_retention_last_success_timestamp_seconds", "When retention last came to its end.", multiprocess_mode="max"
 )
 
+SPANS = Counter("madeira_spans", "Spans of OpenTelemetry, by what became of them: exported or lost.", ["outcome"])
+
 POOL_CONNECTIONS = Gauge(
     "madeira_pool_connections", "Open connections to Postgres and Redis, by pool.", ["pool"], multiprocess_mode="livesum"
 )

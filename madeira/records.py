@@ -61,6 +61,7 @@ class RoutableEvent:
     #: The texts of the JSON values as received; what filters and templates read.
     payload: str
     parameters: str | None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

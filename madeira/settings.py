@@ -16,11 +16,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import psycopg
-import redis
 from psycopg.conninfo import conninfo_to_dict
 
-from madeira import digits, egress, sealing
+from madeira import digits, egress, sealing, without
 from madeira.errors import SettingsError
+
+without.load("redis", without="opentelemetry")
+
+import redis  # noqa: E402
 
 #: Every name that Madeira reads starts with this; any other name with it stops the start.
 PREFIX: Final = "MADEIRA_"
@@ -220,6 +223,12 @@ class Settings:
         "Bearer token that every /metrics page wants to see, the API's too. Empty: whoever reaches the port may read them.",
         secret=True,
     )
+    traces: str = _setting(
+        "off",
+        _choice("off", "otlp"),
+        "`otlp`: spans go to a collector of OpenTelemetry, as its own variables say, such as `OTEL_EXPORTER_OTLP_ENDPOINT` "
+        "(docs/tracing.md); needs `pip install 'madeira[otel]'`. `off`: none, and nothing of it is loaded.",
+    )
     beat_s: float = _setting(5.0, _seconds(0.05, 60), "Time between two heartbeats of a process.", unit="seconds")
     silence_s: float = _setting(
         60.0, _seconds(0.2, 3600), "Silence after which a process counts as gone and its work is taken over.", unit="seconds"
@@ -377,6 +386,18 @@ def environment(**changes: str | None) -> dict[str, str]:
 def is_set(name: str) -> bool:
     """Whether the environment names `name` (in full) with a value."""
     return bool(os.environ.get(name))
+
+
+def of_opentelemetry(name: str, default: int) -> int:
+    """A whole number among the variables of OpenTelemetry, whose `name` is given in full; `default` where it is not set.
+
+    Raises:
+        SettingsError: it is none, or below 1.
+    """
+    try:
+        return _whole(1, 10_000_000)(os.environ.get(name) or str(default))
+    except ValueError as e:
+        raise SettingsError(f"{name}: {e}") from None
 
 
 def require(settings: Settings, *names: str) -> None:

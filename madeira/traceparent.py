@@ -4,11 +4,14 @@ A version to come may have more parts behind the four that are known, and is to 
 out is version 00 always. One reader serves intake and delivery: what the one takes the other must not drop.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
 
 _PARTS: Final = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
+
+_HEX_TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}")
 
 #: The flag "sampled", the one that all versions share.
 _SAMPLED: Final = 0x01
@@ -36,3 +39,10 @@ def parse(text: str) -> Traceparent | None:
     if version == "00":
         return None if more is not None else Traceparent(trace_id, parent_id, flags)
     return Traceparent(trace_id, parent_id, f"{int(flags, 16) & _SAMPLED:02x}")
+
+
+def trace_of(trace_id: str) -> str:
+    """The trace of an event whose upstream brought none: its own trace id, if that can be one, or a digest of it."""
+    if _HEX_TRACE.fullmatch(trace_id):
+        return trace_id
+    return hashlib.sha256(trace_id.encode()).hexdigest()[:32]

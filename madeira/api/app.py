@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import falcon
 
-from madeira import log, metrics
+from madeira import log, metrics, spans
 from madeira.api import health, openapi, problems
 from madeira.api.actions import Cancel, CancelEndpoint, Erase, Replay, Reroute
 from madeira.api.admin.audit import Audit
@@ -51,6 +51,9 @@ from madeira.store.database import Database
 from madeira.store.group_commit import GroupCommit
 from madeira.store.replica import Lists
 from madeira.trial import CALLS, Trials
+
+if TYPE_CHECKING:
+    from madeira.spans.record import Spans
 
 #: Seconds that one call of Redis may take at intake: an accepted event must not wait for it.
 REDIS_S: Final = 0.2
@@ -102,6 +105,7 @@ def create(
     admin_token: str,
     silence_s: float,
     metrics_token: str,
+    traces: "Spans | None",
 ) -> "falcon.App[falcon.Request, falcon.Response]":
     """The WSGI application.
 
@@ -109,7 +113,7 @@ def create(
     ones where there are any, `patience` waits for the commits of new events, `enqueue` queues those of batches, `tokens` knows
     the tokens that hold, `max_body` is in bytes, and `admin_token` is one more, of an administrator, unless it is empty. A worker
     counts as gone after `silence_s` seconds without a sign of life; the numbers are shown to whoever has `metrics_token`, unless
-    it is empty.
+    it is empty. `traces` records those of posts, if anybody wants them.
     """
     auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
@@ -119,6 +123,7 @@ def create(
         "limits": Limits(sources=lambda: current().sources, queues=queues),
         "checks": Intake(egress=egress),
         "outcomes": Outcomes(auth=auth),
+        "spans": traces,
     }
     listing = Listing(auth=auth, lists=lists)
     acting: dict[str, Any] = {"auth": auth, "database": database, "queues": queues}
@@ -189,7 +194,7 @@ class Application:
         Raises:
             SettingsError: something is missing or wrong.
         """
-        _ = self.settings
+        spans.load(self.settings)
 
     def open(self) -> WsgiApp:
         """Make the parts, unless it was done, and return the application proper; call it after the fork.
@@ -209,6 +214,9 @@ class Application:
             self._parts.close()
 
     def _make(self, s: Settings) -> WsgiApp:
+        traces = spans.start(s, "api")
+        if traces:
+            self._parts.callback(traces.close)
         queues = Queues(redis_url=s.redis_url, namespace=s.namespace, timeout_s=REDIS_S)
         self._parts.callback(queues.close)
         warn_of_eviction(queues.client)
@@ -248,6 +256,7 @@ class Application:
             max_body=s.max_body,
             silence_s=s.silence_s,
             metrics_token=s.metrics_token,
+            traces=traces,
         )
 
     def _lists(self, database: Database, s: Settings) -> Lists:

@@ -9,7 +9,7 @@ was committed stays: the same batch, sent again, tells it as duplicates.
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import falcon
 import psycopg
@@ -26,6 +26,12 @@ from madeira.records import Accepted, NewEvent
 from madeira.store import events as store
 from madeira.store.database import Database
 from madeira.strict_json import Document
+
+if TYPE_CHECKING:
+    from madeira.spans.record import Post, Spans
+
+#: Its address, for traces.
+ROUTE: Final = "/v1/events/batch"
 
 #: Media type of a batch.
 NDJSON: Final = "application/x-ndjson"
@@ -67,6 +73,7 @@ class Batch:
         after: Commits,
         max_line: int,
         event: Event,
+        spans: "Spans | None",
     ) -> None:
         self._auth = auth
         self._limits = limits
@@ -76,6 +83,7 @@ class Batch:
         self._after = after
         self._max_line = max_line
         self._event = event
+        self._spans = spans
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Show the event whose id is the last part of this address."""
@@ -84,23 +92,31 @@ class Batch:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Accept the events of a batch."""
         tally: Counter[str] = Counter()
+        status, outcome = 500, "failed"
+        post = intake.begun(self._spans, ROUTE, req.env) if self._spans else None
         try:
-            resp.data = self._accept(req, tally)
+            resp.data = self._accept(req, tally, post)
+            status, outcome = 200, "accepted"
         except Problem as e:
-            tally[intake.outcome_of(e)] += 1
+            status, outcome = e.status_code, intake.outcome_of(e)
+            tally[outcome] += 1
             raise
         except BaseException:
             tally["failed"] += 1
             raise
         finally:
+            if post:
+                post.end(status, outcome)
             for outcome, events in tally.items():
                 self._outcomes.count(req.env, outcome, events)
 
-    def _accept(self, req: falcon.Request, tally: "Counter[str]") -> bytes:
+    def _accept(self, req: falcon.Request, tally: "Counter[str]", post: "Post | None") -> bytes:
         environ: dict[str, Any] = req.env
         reading.only(environ, NDJSON)
         raw = reading.body(environ, limit=MAX_BYTES)
         source = self._auth.source(environ, raw)
+        if post:
+            post.source = source
         query.none(req)
         count = raw.count(b"\n") + (not raw.endswith(b"\n"))
         if count > MAX_LINES:
@@ -110,7 +126,7 @@ class Batch:
                 name="too-many-lines",
             )
         self._limits.take(source, sum(1 for _ in _lines(raw)))
-        run = _Run(self, environ, source, tally)
+        run = _Run(self, environ, source, tally, post)
         for number, line in _lines(raw):
             run.add(number, line)
         run.commit()
@@ -153,11 +169,12 @@ class _Rejected:
 class _Run:
     """One batch on its way."""
 
-    def __init__(self, batch: Batch, environ: dict[str, Any], source: str, tally: "Counter[str]") -> None:
+    def __init__(self, batch: Batch, environ: dict[str, Any], source: str, tally: "Counter[str]", post: "Post | None") -> None:
         self._batch = batch
         self._environ = environ
         self._source = source
         self._tally = tally
+        self._post = post
         self._chunk: list[tuple[int, NewEvent]] = []
         self._rejected: list[dict[str, Any]] = []
 
@@ -167,6 +184,8 @@ class _Run:
         if isinstance(event, _Rejected):
             self._reject(number, event)
             return
+        if self._post:
+            event = self._post.line(number, event)
         self._chunk.append((number, event))
         if len(self._chunk) == CHUNK:
             self.commit()
@@ -205,6 +224,8 @@ class _Run:
                 self._note(number, event, answer)
 
     def _note(self, number: int, event: NewEvent, answer: Accepted) -> None:
+        if self._post:
+            self._post.line_ended(number, answer)
         if answer.conflict:
             problem = Problem(409, "an event with this id was accepted before, with other content; it is unchanged")
             self._reject(number, _Rejected(problem, event.event_id))

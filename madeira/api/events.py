@@ -7,7 +7,7 @@ whatever does not happen. What is a duplicate is decided by Postgres alone.
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import falcon
 
@@ -23,7 +23,13 @@ from madeira.api.problems import Problem
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, NewEvent
 
+if TYPE_CHECKING:
+    from madeira.spans.record import Post, Spans
+
 _log = log.get(__name__)
+
+#: Its address, for traces.
+ROUTE: Final = "/v1/events"
 
 
 class Events:
@@ -39,6 +45,7 @@ class Events:
         patience: Patience,
         max_body: int,
         listing: Listing,
+        spans: "Spans | None",
     ) -> None:
         self._auth = auth
         self._limits = limits
@@ -46,32 +53,42 @@ class Events:
         self._outcomes = outcomes
         self._patience = patience
         self._max_body = max_body
+        self._spans = spans
         self.on_get = listing.on_get
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Accept one event."""
         started = time.perf_counter()
-        outcome = "failed"
+        outcome, status = "failed", 500
+        accepted = None
+        post = intake.begun(self._spans, ROUTE, req.env) if self._spans else None
         try:
-            accepted = self._accept(req)
+            accepted = self._accept(req, post)
             outcome = "duplicate" if accepted.duplicate else "accepted"
+            status = 200 if accepted.duplicate else 202
             resp.status = falcon.HTTP_200 if accepted.duplicate else falcon.HTTP_202
             resp.data = _receipt(accepted)
         except Problem as e:
-            outcome = intake.outcome_of(e)
+            outcome, status = intake.outcome_of(e), e.status_code
             raise
         finally:
+            if post:
+                post.end(status, outcome, accepted)
             self._outcomes.count(req.env, outcome)
             metrics.INGRESS_DURATION.observe(time.perf_counter() - started)
 
-    def _accept(self, req: falcon.Request) -> Accepted:
+    def _accept(self, req: falcon.Request, post: "Post | None") -> Accepted:
         environ: dict[str, Any] = req.env
         reading.json_only(environ)
         raw = reading.body(environ, limit=self._max_body)
         source = self._auth.source(environ, raw)
+        if post:
+            post.source = source
         query.none(req)
         self._limits.take(source)
         event = self._checks.event(intake.parsed(raw), source=source, raw=raw, environ=environ)
+        if post:
+            event = post.event(event)
         try:
             accepted = self._patience.commit(event)
         except StoreUnavailable as e:

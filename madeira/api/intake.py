@@ -1,7 +1,7 @@
 """What a single post and the lines of a batch have in common: from bytes to a checked event, and what is counted."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from madeira import metrics, strict_json
 from madeira.api import validation
@@ -10,6 +10,9 @@ from madeira.api.problems import Problem
 from madeira.egress import Egress
 from madeira.records import NewEvent
 from madeira.strict_json import Document, NotStrictJson
+
+if TYPE_CHECKING:
+    from madeira.spans.record import Post, Spans
 
 #: What a refusal is called in metrics, by its status; all stand in `metrics.INGRESS_OUTCOMES`.
 _OUTCOMES: Final = {
@@ -70,6 +73,12 @@ class Outcomes:
         if counter is None:
             counter = self._counters[key] = metrics.INGRESS_REQUESTS.labels(*key)
         counter.inc(events)
+
+
+def begun(spans: "Spans", route: str, environ: Mapping[str, Any]) -> "Post":
+    """The span of the request that `environ` describes."""
+    parent, trace_id = validation.from_headers(environ)
+    return spans.post(route, environ["wsgi.url_scheme"], parent, trace_id)
 
 
 def outcome_of(problem: Problem) -> str:

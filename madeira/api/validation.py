@@ -100,7 +100,7 @@ def new_event(
         errors.append(FieldError("source", "must equal the header X-Madeira-Source, or be left out"))
     if errors:
         raise problems.invalid(errors)
-    parent, header_trace = _from_headers(environ)
+    parent, header_trace = from_headers(environ)
     return NewEvent(
         source=source,
         event_id=checked.get("event_id") or ids.uuid7(),
@@ -202,7 +202,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], Any]], ...]] = (
 )
 
 
-def _from_headers(environ: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def from_headers(environ: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The W3C trace context to pass on, and the trace id that the headers name; a bad header counts as none."""
     found = traceparent.parse(environ.get("HTTP_TRACEPARENT", ""))
     parent = None if found is None else str(found)

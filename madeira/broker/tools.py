@@ -6,11 +6,12 @@ of threads, so that connections have an upper limit however long the backlog is.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dramatiq import Broker, Worker, get_broker
 from dramatiq.middleware import CurrentMessage
 
+from madeira import spans
 from madeira.broker.broker import MadeiraBroker
 from madeira.broker.hands import Hand
 from madeira.broker.pulse import Pulse
@@ -26,6 +27,9 @@ from madeira.store import deliveries
 from madeira.store.database import Database
 from madeira.store.deliveries import ClaimRequest, SettleRequest
 from madeira.store.group_commit import GroupCommit
+
+if TYPE_CHECKING:
+    from madeira.spans.record import Spans
 
 #: Pooled connections of a worker process to Postgres, beside the two that commit claims and settles, and the one that
 #: follows the rules.
@@ -58,10 +62,13 @@ class Tools:
     settles: GroupCommit[SettleRequest, Settled]
     #: Ends the waits of a rebuild when the process ends.
     stopped: Stopper
+    #: Records traces, from `open` on; None: nobody wants them.
+    spans: "Spans | None" = None
 
     def open(self, worker: Worker) -> None:
         """Open connections and start threads, in the forked worker."""
         self.broker.worker = worker
+        self.spans = spans.start(self.settings, "worker")
         self.database.open()
         self.rules.start()
         if not self.rules.wait(FIRST_RULES_S):
@@ -81,6 +88,8 @@ class Tools:
         self.caller.close()
         self.database.close()
         self.broker.wire.close()
+        if self.spans:
+            self.spans.close()
 
     def hand(self) -> Hand:
         """The grants of the message that this thread works on.

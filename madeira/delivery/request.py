@@ -29,7 +29,6 @@ USER_AGENT: Final = f"Madeira/{madeira.__version__}"
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_HEX_TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}")
 
 
 class NotSent(MadeiraError):
@@ -58,8 +57,10 @@ class OutboundRequest:
         return self.target.url
 
 
-def build(claim: Claimed, endpoint: Endpoint, *, now: datetime, test: bool = False) -> OutboundRequest:
+def build(claim: Claimed, endpoint: Endpoint, *, now: datetime, test: bool = False, span: str | None = None) -> OutboundRequest:
     """Make the request for `claim`; `now` becomes its timestamp. `test` says that it is a test call, which its id tells.
+
+    `span` is the ``traceparent`` of whoever records this attempt; without it one is made up.
 
     Raises:
         NotSent: the URL cannot be called, or a template, a header or a secret of the endpoint cannot be used. No retry mends
@@ -77,7 +78,7 @@ def build(claim: Claimed, endpoint: Endpoint, *, now: datetime, test: bool = Fal
         raise NotSent(_refusal(ErrorCode.BAD_URL, str(e), _printable(url), now)) from None
     body = _body(claim)
     try:
-        headers = _headers(endpoint, given, where, body, now, claim, webhook_id(claim, test=test))
+        headers = _headers(endpoint, given, where, body, now, claim, webhook_id(claim, test=test), span)
     except ValueError as e:
         raise NotSent(_refusal(ErrorCode.TEMPLATE, f"endpoint {endpoint.name}: {e}", where.url, now)) from None
     return OutboundRequest(endpoint.method, where, headers, body, endpoint.client_certificate)
@@ -130,6 +131,7 @@ def _headers(
     now: datetime,
     claim: Claimed,
     message_id: str,
+    span: str | None,
 ) -> list[tuple[str, str]]:
     timestamp = str(int(now.timestamp()))
     headers = [
@@ -137,7 +139,7 @@ def _headers(
         ("User-Agent", USER_AGENT),
         ("Accept-Encoding", "identity"),
         ("X-Trace-Id", claim.trace_id),
-        ("traceparent", _traceparent(claim)),
+        ("traceparent", span or _traceparent(claim)),
         ("webhook-id", message_id),
         ("webhook-timestamp", timestamp),
         ("X-Madeira-Timestamp", timestamp),
@@ -162,15 +164,9 @@ def _traceparent(claim: Claimed) -> str:
     """The upstream's trace with this attempt as its parent; a trace made from ``trace_id`` where it brought none."""
     given = traceparent.parse(claim.traceparent or "")
     flags = given.flags if given else "01"
-    trace = given.trace_id if given else _trace_of(claim.trace_id)
+    trace = given.trace_id if given else traceparent.trace_of(claim.trace_id)
     span = hashlib.sha256(f"{claim.delivery_id} {claim.attempt} {claim.token}".encode()).hexdigest()[:16]
     return str(Traceparent(trace, span, flags))
-
-
-def _trace_of(trace_id: str) -> str:
-    if _HEX_TRACE.fullmatch(trace_id):
-        return trace_id
-    return hashlib.sha256(trace_id.encode()).hexdigest()[:32]
 
 
 def _refusal(code: ErrorCode, reason: str, url: str, now: datetime) -> Attempt:

@@ -210,7 +210,8 @@ _LATE: Final = """
 
 #: Which of these deliveries are dead and nobody was told.
 _UNNOTIFIED: Final = """
-    SELECT d.id, d.event_seq, d.lane, d.endpoint, d.failure_class, d.last_error, d.trace_id, e.source, e.event_id
+    SELECT d.id, d.event_seq, d.lane, d.endpoint, d.failure_class, d.last_error, d.trace_id, e.source, e.event_id,
+           e.traceparent
     FROM delivery d JOIN event e ON e.seq = d.event_seq
     WHERE d.id = ANY(%(id)s::bigint[]) AND d.died_at IS NOT NULL AND d.notified_at IS NULL
     ORDER BY d.id
@@ -266,6 +267,7 @@ class DeadLetter:
     trace_id: str
     source: str
     event_id: str
+    traceparent: str | None
 
 
 def claim(conn: psycopg.Connection[Any], requests: Sequence[ClaimRequest]) -> list[Claimed | Refused]:
