@@ -5,6 +5,7 @@ others, and since the threaded worker answers what it has accepted when it is to
 processes, never in the master; so ``--preload`` is safe.
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -21,6 +22,9 @@ try:
     _app.prepare()
 except SettingsError as e:
     sys.exit(f"madeira: {e}")
+
+# What was imported lives as long as the processes, which share it: the collector need not look through it, least of all at the end.
+gc.freeze()
 
 bind = f"[{_s.host}]:{_s.port}" if ":" in _s.host else f"{_s.host}:{_s.port}"
 workers = _s.processes
