@@ -23,7 +23,7 @@ try:
 except SettingsError as e:
     sys.exit(f"madeira: {e}")
 
-# What was imported lives as long as the processes, which share it: the collector need not look through it, least of all at the end.
+# What was imported lives as long as the processes, which share it: no collection need look through it, least of all at the end.
 gc.freeze()
 
 bind = f"[{_s.host}]:{_s.port}" if ":" in _s.host else f"{_s.host}:{_s.port}"

@@ -210,6 +210,7 @@ def test_lines_are_counted_as_single_posts_are(api: Api) -> None:
     assert counted == {"accepted": 5, "duplicate": 1, "malformed": 1, "invalid": 1, "conflict": 1, "unauthorized": 1}
 
 
+@pytest.mark.long
 def test_a_batch_that_races_with_single_posts_of_its_ids_accepts_each_once(api: Api) -> None:
     """Two batches in opposite order and eight clients with single posts: each event is accepted by one of them alone."""
     bodies = fresh(300)

@@ -53,6 +53,7 @@ def test_the_counts_of_all_processes_are_one_count(api: Api) -> None:
     assert b"stranger" not in api.get("/metrics").body
 
 
+@pytest.mark.long
 def test_counts_survive_a_killed_process_and_a_reload(api: Api) -> None:
     """After kill -9 of a worker, a reload, and a torn file the page is there, and no count is lower."""
     for n in range(20):

@@ -24,6 +24,7 @@ def test_of_fifty_equal_posts_one_is_accepted(api: Api) -> None:
     assert rows(api.env["MADEIRA_DATABASE_URL"]) == 5
 
 
+@pytest.mark.long
 def test_of_fifty_different_posts_under_one_id_one_is_accepted(api: Api) -> None:
     """Whoever is first wins; all the others are told of the conflict, and the first version stays."""
     with ThreadPoolExecutor(50) as pool:

@@ -232,6 +232,7 @@ def test_who_cannot_sign_uses_up_nobodys_limit(limited: Api) -> None:
     assert [key for key in client.keys("*limit*") if b"limited" not in key] == []
 
 
+@pytest.mark.long
 def test_the_limit_holds_in_each_process_while_redis_is_away(
     serve: Callable[..., Api], database_url: str, own_redis: OwnRedis
 ) -> None:

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 
+import pytest
+
 from tests.api.serving import Api, event, wait_until
 
 
@@ -29,6 +31,7 @@ def test_every_line_is_json_with_a_key(api: Api) -> None:
     assert [line["status"] for line in told if line["event"] == "http.refused"] == [400]
 
 
+@pytest.mark.long
 def test_at_level_debug_every_event_is_told(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """With debug on, each accepted event has a line with its trace."""
     api = serve(database_url, redis_url, MADEIRA_LOG_LEVEL="debug").start()

@@ -25,7 +25,21 @@ from tests.api.serving import Api, signed
 EXAMPLES = 5
 
 #: Operations with so many fields that trying each of them takes half a minute or more on a slow machine.
-LONG = {"postEvent", "createEndpoint", "updateEndpoint", "dryRun", "startJob", "testEndpoint", "showDeadLetter"}
+LONG = {
+    "postEvent",
+    "createEndpoint",
+    "updateEndpoint",
+    "dryRun",
+    "startJob",
+    "testEndpoint",
+    "showDeadLetter",
+    "updateRoute",
+    "updateSource",
+    "listEvents",
+    "listDeadLetters",
+    "createSource",
+    "createRoute",
+}
 
 mending.register()
 

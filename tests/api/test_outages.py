@@ -124,6 +124,7 @@ def test_without_postgres_nothing_is_promised(
     assert api.get("/readyz").status == 200
 
 
+@pytest.mark.long
 def test_a_restart_of_postgres_costs_no_restart_of_ours(
     serve: Callable[..., Api], own_postgres: OwnPostgres, redis_url: str
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_restart_of_postgres_costs_no_restart_of_ours(
     assert rows(own_postgres.url) == 140
 
 
+@pytest.mark.long
 def test_preloaded_workers_have_pools_of_their_own(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """Loaded before the fork, four workers: 200 parallel posts, reads among them, and not one error."""
     api = serve(database_url, redis_url, MADEIRA_PROCESSES="4").start("--preload")

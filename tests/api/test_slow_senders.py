@@ -119,6 +119,7 @@ def test_a_sender_that_goes_in_the_middle_is_dropped(shared_api: Api) -> None:
         assert status(connection) == 400
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_close_after_its_last_answer_holds_up_nobody(
     serve: Callable[..., Api], database_url: str, redis_url: str
 ) -> None:

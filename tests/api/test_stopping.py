@@ -49,6 +49,7 @@ class SlowPost(threading.Thread):
                 self.outcome = f"broken: {e!r}"
 
 
+@pytest.mark.long
 def test_nobody_who_connects_during_a_stop_is_cut_off(api: Api) -> None:
     """Thousands knock, as fast as they can, until nobody listens: each is answered, or refused before it said a word."""
     ended = threading.Event()

@@ -227,6 +227,7 @@ def test_without_a_breaker_failures_hold_nothing(queues: Queues) -> None:
         call(player, "timeout")
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_an_open_one_lets_one_try_and_stays_open_twice_as_long_each_time_that_fails(queues: Queues) -> None:
     player = opened(queues)
@@ -440,7 +441,8 @@ def test_a_replay_that_meets_a_finishing_worker_waits_in_the_line_of_the_replays
 # -- a long backlog ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["fresh", pytest.param("retry", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("line", ["fresh", "retry"])
 def test_a_hundred_thousand_that_wait_cost_less_than_300_bytes_each_and_go_in_exact_order(
     queues: Queues, redis_url: str, line: str
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_killed_server_starts_again(server: EmbeddedServer) -> None:
     assert kept(server) == [1]
 
 
+@pytest.mark.long
 def test_a_pid_file_that_names_somebody_else_is_no_obstacle(server: EmbeddedServer) -> None:
     """After a restart of the machine the number in a pid file may be any other program's, even one of this user."""
     server.start()
@@ -163,6 +164,7 @@ def test_a_port_is_none_that_an_outgoing_connection_may_get() -> None:
     assert all(10_000 <= free_port() < first for _ in range(50))
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_just_before_the_start_is_replaced(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing holds a port between the look and the start."""
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -49,6 +49,7 @@ def test_listen_on_a_taken_port(environ: dict[str, str]) -> None:
     assert "choose another --port" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secret", ["whsec_@@", "whsec_", b"whsec_\xff", b"\xff"])
 def test_listen_with_an_impossible_secret(environ: dict[str, str], secret: str | bytes) -> None:
     """Refused before anything is received."""
@@ -60,6 +61,7 @@ def test_listen_with_a_variable_that_is_not_set(environ: dict[str, str]) -> None
     assert "NOWHERE_SET is not set" in complaint(environ, "listen", "--port", "0", "--secret", "env:NOWHERE_SET")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["trace"], ["events", "show", "--source", "s"]])
 def test_an_argument_that_is_no_text(environ: dict[str, str], database_url: str, command: list[str]) -> None:
     """Bytes that are not UTF-8 cannot be in the tables."""
@@ -67,6 +69,7 @@ def test_an_argument_that_is_no_text(environ: dict[str, str], database_url: str,
     assert "an argument holds a character" in complaint(environ, *command, b"\xff")
 
 
+@pytest.mark.long
 def test_send_with_impossible_names(environ: dict[str, str]) -> None:
     """Neither source nor secret can be any text; the secret is not told."""
     assert "--source" in complaint(environ, "send", "--source", "d\xe9", "--secret", "x")

@@ -75,6 +75,7 @@ def test_groups_with_the_same_ids_in_opposite_order_do_not_deadlock(several: lis
         assert sorted(accepted) == sorted(event.event_id for event in group)
 
 
+@pytest.mark.long
 def test_two_deliveries_of_one_event_that_settle_at_once_finish_it(several: list[Connection], conn: Connection) -> None:
     """A thousand times at the same instant: no event is left delivering, whatever the two verdicts were."""
     pairs = [[claim_all(conn, refs) for refs in route_all(conn, 200, ("a", "b"))] for _ in range(5)]

@@ -111,6 +111,7 @@ def ids(calls: list[Call]) -> list[str]:
 # -- a person ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_pause_counts_within_a_second_and_what_waited_goes_on_in_order(shared: Site) -> None:
     madeira, receiver = shared.madeira, shared.receiver

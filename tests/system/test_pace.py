@@ -214,6 +214,7 @@ def test_a_limiter_whose_memory_is_spoilt_heals_and_lets_nothing_through_meanwhi
 # -- changed limits -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_changed_limit_counts_at_once_for_what_waits(shared: Site) -> None:
     """Rates and caps, up and down, all in one new version of the file."""
     madeira, receiver = shared.madeira, shared.receiver

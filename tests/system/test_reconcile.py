@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import pytest
 from dramatiq import Message
 
 from madeira.broker.queues import DELIVER, KEYED, ROUTE, Ensure
@@ -127,6 +128,7 @@ def test_a_queue_that_is_waited_in_longer_than_the_grace_makes_no_duplicates(sta
     assert calls_by_event(receiver) == dict.fromkeys(ids, 1)
 
 
+@pytest.mark.long
 def test_many_reconciles_at_once_find_what_is_missing_once_and_take_turns(stage: Stage) -> None:
     madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
     receiver.forget()

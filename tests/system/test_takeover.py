@@ -181,6 +181,7 @@ def overlap_again(madeira: Madeira, receiver: Receiver, workers: crash.Kept) -> 
     return receiver.in_progress == 2
 
 
+@pytest.mark.long
 def test_a_second_master_beside_orphans_is_harmless(launch: Launch, receiver: Receiver) -> None:
     """The children of a killed master and those of the next one share the cap, and both sign with the new secret."""
     new = "whsec_YW5vdGhlciBzZWNyZXQgb2YgdGhlIHRlc3Rz"
@@ -312,6 +313,7 @@ def told_twice(madeira: Madeira, receiver: Receiver, worker: Process) -> None:
 # -- Postgres goes away during a call ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_outcome_outlives_a_restart_a_crash_and_a_freeze_of_postgres(
     launch: Launch, receiver: Receiver, own_postgres: OwnPostgres
 ) -> None:
