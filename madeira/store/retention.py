@@ -72,7 +72,7 @@ _PAGE: Final = """
         SELECT seq, source, event_id, trace_id, status, body_sha256, created_at, updated_at, erased_at FROM event
         WHERE seq > %(after)s AND seq <= %(counted)s
         ORDER BY seq
-        LIMIT %(limit)s)
+        LIMIT (SELECT %(limit)s))
 """
 
 #: Which of a page may go: it has ended long enough ago, and no job that has not ended can be about it.
