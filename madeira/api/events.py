@@ -21,6 +21,7 @@ from madeira.api.listing import Listing
 from madeira.api.patience import Patience
 from madeira.api.problems import Problem
 from madeira.errors import StoreUnavailable
+from madeira.metrics import IngressOutcome
 from madeira.records import Accepted, NewEvent
 
 _log = log.get(__name__)
@@ -51,7 +52,7 @@ class Events:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Accept one event."""
         started = time.perf_counter()
-        outcome = "failed"
+        outcome: IngressOutcome = "failed"
         try:
             accepted = self._accept(req)
             outcome = "duplicate" if accepted.duplicate else "accepted"
