@@ -24,6 +24,7 @@ from madeira.broker.tools import current
 from madeira.broker.waking import wake_jobs
 from madeira.errors import BrokerUnavailable, MadeiraError, StoreUnavailable
 from madeira.log import get
+from madeira.metrics import ReconcileKind
 from madeira.records import DeliveryRef
 from madeira.states import DeliveryStatus
 from madeira.store import cancelling, jobs, leases, notices, ordering
@@ -116,8 +117,9 @@ def _run(queues: Queues, database: Database, holder: str, grace_s: float, slice_
     if stranded:
         wake_jobs(queues)
     comparison = Comparison(queues, database, holder=holder, grace_s=grace_s, slice_from=slice_from)
+    comparison.note("abandoned", len(abandoned))
     comparison.run()
-    counts = +(comparison.counts + Counter(abandoned=len(abandoned)))
+    counts = +comparison.counts
     duration_s = time.monotonic() - started
     with database.connection() as conn:
         rows.record_run(conn, counts, duration_s, holder, comparison.slice_from)
@@ -158,6 +160,10 @@ class Comparison:
         self._finished_but_queued(ROUTE)
         self._finished_but_queued(DELIVER)
 
+    def note(self, kind: ReconcileKind, number: int) -> None:
+        """Count what was found."""
+        self.counts[kind] += number
+
     def _read(self, reader: Callable[..., list[Any]], *args: Any, **options: Any) -> list[Any]:
         with self._database.connection() as conn:
             still_ours = leases.take(conn, LEASE, self._holder, LEASE_S)
@@ -179,7 +185,7 @@ class Comparison:
                 gone = self._read_set(rows.finished_events_among, [int(key) for key in missing])
                 lost = [Ensure(ROUTE, key, known[key]) for key in missing if int(key) not in gone]
                 self._queues.ensure(lost)
-                self.counts["event_not_queued"] += len(lost)
+                self.note("event_not_queued", len(lost))
             clean = 0 if missing else clean + 1
             if len(page) < PAGE:
                 return
@@ -209,7 +215,7 @@ class Comparison:
         gone = self._read_set(rows.not_first_among, [known[key].delivery_id for key in missing])
         lost = [known[key] for key in missing if known[key].delivery_id not in gone]
         self._queues.ensure([ensure_delivery(ref) for ref in lost])
-        self.counts["delivery_not_queued"] += len(lost)
+        self.note("delivery_not_queued", len(lost))
         return len(lost)
 
     def _still_unknown(self, missing: set[str], known: Mapping[str, DeliveryRef]) -> set[str]:
@@ -226,7 +232,7 @@ class Comparison:
         known = {str(ref.delivery_id): 0.0 for ref in page}
         missing = self._queues.unknown(DEAD_LETTER, list(known.items()))
         self._queues.ensure([Ensure(DEAD_LETTER, key) for key in missing])
-        self.counts["dead_letter_not_queued"] += len(missing)
+        self.note("dead_letter_not_queued", len(missing))
 
     # -- the broker knows it, Postgres has finished it ----------------------------------------------------------
 
@@ -238,7 +244,8 @@ class Comparison:
         gone = self._read_set(reader, list(by_id))
         if not gone:
             return
-        self.counts[f"{queue}_finished_but_queued"] += self._queues.forget(queue, [by_id[i] for i in gone])
+        kind: ReconcileKind = "deliver_finished_but_queued" if queue == DELIVER else "route_finished_but_queued"
+        self.note(kind, self._queues.forget(queue, [by_id[i] for i in gone]))
         # A person may have replayed one meanwhile: what is unfinished now is queued again.
         back = gone - self._read_set(reader, list(gone))
         self._queues.ensure([Ensure(queue, by_id[i]) for i in back])

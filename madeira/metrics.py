@@ -10,7 +10,7 @@ it, so that it is read once for each page of an API and never once per process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Literal, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -40,7 +40,7 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 _LATENCY: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 21600, 86400)
 
 #: How a request to the intake may end; the first is success.
-INGRESS_OUTCOMES: Final = (
+IngressOutcome = Literal[
     "accepted",
     "duplicate",
     "unauthorized",
@@ -53,17 +53,17 @@ INGRESS_OUTCOMES: Final = (
     "limited",
     "unavailable",
     "failed",
-)
+]
 
 #: The kinds of differences that reconcile finds.
-RECONCILE_KINDS: Final = (
+ReconcileKind = Literal[
     "event_not_queued",
     "delivery_not_queued",
     "dead_letter_not_queued",
     "route_finished_but_queued",
     "deliver_finished_but_queued",
     "abandoned",
-)
+]
 
 #: The source of requests that name none that is known.
 UNKNOWN: Final = "unknown"
@@ -154,13 +154,13 @@ source_label: Final = Names()
 def expect_sources(names: Iterable[str]) -> None:
     """Let the series of intake begin at 0: what first appears as 1 is no increase to Prometheus."""
     for name in (*names, UNKNOWN):
-        for outcome in INGRESS_OUTCOMES:
+        for outcome in get_args(IngressOutcome):
             INGRESS_REQUESTS.labels(source_label(name), outcome)
 
 
 def expect_endpoints(names: Iterable[str]) -> None:
     """Let the series of endpoints, and those of reconcile, begin at 0 likewise."""
-    for kind in RECONCILE_KINDS:
+    for kind in get_args(ReconcileKind):
         RECONCILE_DIFFERENCES.labels(kind)
     for name in names:
         endpoint = endpoint_label(name)

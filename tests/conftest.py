@@ -123,13 +123,14 @@ def database_url(databases: Databases, pooler: Pooler | None, request: pytest.Fi
     """URL of a fresh, migrated database of this test alone."""
     if request.node.get_closest_marker("direct") and pooler:
         pytest.skip("it is about a session of the server's own")
-    if request.node.get_closest_marker("new_database"):
-        url = databases.new()
-        yield pooler.through(url) if pooler else url
+    is_new = request.node.get_closest_marker("new_database")
+    url = databases.new() if is_new else databases.take()
+    yield pooler.through(url) if pooler else url
+    if pooler:
+        pooler.leave(url)
+    if is_new:
         databases.drop(url)
     else:
-        url = databases.take()
-        yield pooler.through(url) if pooler else url
         databases.give_back(url)
 
 

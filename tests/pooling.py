@@ -43,7 +43,8 @@ class Pooler:
             f"* = host={server.hostname} port={server.port or 5432} user={unquote(server.username or '')}{secret}{told}",
             "[pgbouncer]",
             f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =",
-            "auth_type = any\npool_mode = transaction\nserver_reset_query =\nmax_client_conn = 500",
+            f"auth_type = any\nadmin_users = {unquote(server.username or '')}",
+            "pool_mode = transaction\nserver_reset_query =\nmax_client_conn = 500",
             f"default_pool_size = {sessions}\nignore_startup_parameters = extra_float_digits{',options' if drops else ''}",
             # So that a database can be dropped right after its test.
             "server_idle_timeout = 1\nquery_wait_timeout = 20\nlog_connections = 0\nlog_disconnections = 0",
@@ -63,6 +64,16 @@ class Pooler:
         parts = urlsplit(url)
         user = parts.netloc.rpartition("@")[0]
         return urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{self.port}"))
+
+    def leave(self, url: str) -> None:
+        """Let go of the database of `url`, with whoever is still connected to it, so that it can be emptied or dropped."""
+        name = urlsplit(url).path[1:]
+        with psycopg.connect(urlunsplit(urlsplit(self.url)._replace(path="/pgbouncer")), autocommit=True) as console:
+            # It closes what it has when it is told to, and knows of no database that nobody has asked it for.
+            known = {row[0] for row in console.execute("SHOW DATABASES")}
+            if name in known:
+                console.execute(f"KILL {name}".encode())
+                console.execute(f"RESUME {name}".encode())
 
     def stop(self) -> None:
         """At once."""

@@ -22,6 +22,7 @@ from madeira.api.limits import MOST_AHEAD, Limits
 from madeira.api.listing import Event
 from madeira.api.problems import Problem
 from madeira.errors import StoreUnavailable
+from madeira.metrics import IngressOutcome
 from madeira.records import Accepted, NewEvent
 from madeira.store import events as store
 from madeira.store.database import Database
@@ -91,8 +92,9 @@ class Batch:
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Accept the events of a batch."""
-        tally: Counter[str] = Counter()
-        status, outcome = 500, "failed"
+        tally: Counter[IngressOutcome] = Counter()
+        outcome: IngressOutcome = "failed"
+        status = 500
         post = intake.begun(self._spans, ROUTE, req.env) if self._spans else None
         try:
             resp.data = self._accept(req, tally, post)
@@ -110,7 +112,7 @@ class Batch:
             for outcome, events in tally.items():
                 self._outcomes.count(req.env, outcome, events)
 
-    def _accept(self, req: falcon.Request, tally: "Counter[str]", post: "Post | None") -> bytes:
+    def _accept(self, req: falcon.Request, tally: "Counter[IngressOutcome]", post: "Post | None") -> bytes:
         environ: dict[str, Any] = req.env
         reading.only(environ, NDJSON)
         raw = reading.body(environ, limit=MAX_BYTES)
@@ -169,7 +171,9 @@ class _Rejected:
 class _Run:
     """One batch on its way."""
 
-    def __init__(self, batch: Batch, environ: dict[str, Any], source: str, tally: "Counter[str]", post: "Post | None") -> None:
+    def __init__(
+        self, batch: Batch, environ: dict[str, Any], source: str, tally: "Counter[IngressOutcome]", post: "Post | None"
+    ) -> None:
         self._batch = batch
         self._environ = environ
         self._source = source

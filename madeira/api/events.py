@@ -21,6 +21,7 @@ from madeira.api.listing import Listing
 from madeira.api.patience import Patience
 from madeira.api.problems import Problem
 from madeira.errors import StoreUnavailable
+from madeira.metrics import IngressOutcome
 from madeira.records import Accepted, NewEvent
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Events:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Accept one event."""
         started = time.perf_counter()
-        outcome, status = "failed", 500
+        outcome: IngressOutcome = "failed"
+        status = 500
         accepted = None
         post = intake.begun(self._spans, ROUTE, req.env) if self._spans else None
         try:

@@ -8,14 +8,15 @@ from madeira.api import validation
 from madeira.api.auth import Authenticator
 from madeira.api.problems import Problem
 from madeira.egress import Egress
+from madeira.metrics import IngressOutcome
 from madeira.records import NewEvent
 from madeira.strict_json import Document, NotStrictJson
 
 if TYPE_CHECKING:
     from madeira.spans.record import Post, Spans
 
-#: What a refusal is called in metrics, by its status; all stand in `metrics.INGRESS_OUTCOMES`.
-_OUTCOMES: Final = {
+#: What a refusal is called in metrics, by its status.
+_OUTCOMES: Final[Mapping[int, IngressOutcome]] = {
     400: "malformed",
     401: "unauthorized",
     408: "timeout",
@@ -66,7 +67,7 @@ class Outcomes:
         self._auth = auth
         self._counters: dict[tuple[str, str], Any] = {}
 
-    def count(self, environ: Mapping[str, Any], outcome: str, events: int = 1) -> None:
+    def count(self, environ: Mapping[str, Any], outcome: IngressOutcome, events: int = 1) -> None:
         """Count `events` of one outcome."""
         key = (metrics.source_label(self._auth.label(environ)), outcome)
         counter = self._counters.get(key)
@@ -81,6 +82,6 @@ def begun(spans: "Spans", route: str, environ: Mapping[str, Any]) -> "Post":
     return spans.post(route, environ["wsgi.url_scheme"], parent, trace_id)
 
 
-def outcome_of(problem: Problem) -> str:
+def outcome_of(problem: Problem) -> IngressOutcome:
     """What a refusal is called in metrics."""
     return _OUTCOMES.get(problem.status_code, "failed")

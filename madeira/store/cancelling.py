@@ -89,7 +89,7 @@ _PAGE: Final = """
         SELECT id, event_seq, endpoint FROM delivery
         WHERE finished_at IS NULL AND id > %(after)s
         ORDER BY id
-        LIMIT %(look)s),
+        LIMIT (SELECT %(look)s)),
     wanted AS (SELECT id, event_seq FROM next WHERE endpoint = %(endpoint)s ORDER BY id LIMIT %(limit)s)
     SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM wanted), '{}'),
            coalesce((SELECT array_agg(DISTINCT event_seq) FROM wanted), '{}'),

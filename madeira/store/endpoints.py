@@ -10,7 +10,7 @@ LOOK: Final = 10_000
 #: How many of the unfinished deliveries are an endpoint's, and how many were looked at.
 _UNFINISHED: Final = """
     SELECT count(*) FILTER (WHERE endpoint = %(endpoint)s), count(*)
-    FROM (SELECT endpoint FROM delivery WHERE finished_at IS NULL ORDER BY id LIMIT %(limit)s) d
+    FROM (SELECT endpoint FROM delivery WHERE finished_at IS NULL ORDER BY id LIMIT (SELECT %(limit)s)) d
 """
 
 

@@ -167,7 +167,7 @@ def page(
         WITH looked AS MATERIALIZED (
             SELECT {_COLUMNS[way.table]} FROM {way.table}
             WHERE {way.within} {of_endpoint} AND {alias}.{way.place} > %(cursor)s
-            ORDER BY {alias}.{way.place} LIMIT %(look)s),
+            ORDER BY {alias}.{way.place} LIMIT (SELECT %(look)s)),
         wanted AS MATERIALIZED (
             SELECT {alias}.{way.place} AS place, {seq} AS seq, {delivery_id} AS id, {_why(kind, action)} AS why
             FROM looked {alias} {way.joined} WHERE {" AND ".join(wanted)}

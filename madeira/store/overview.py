@@ -19,7 +19,7 @@ _LATELY: Final = 5_000
 #: The oldest unfinished deliveries, by endpoint.
 _UNFINISHED: Final = """
     SELECT endpoint, count(*), min(created_at), count(*) FILTER (WHERE retries > 0)
-    FROM (SELECT endpoint, created_at, retries FROM delivery WHERE finished_at IS NULL ORDER BY id LIMIT %(look)s) d
+    FROM (SELECT endpoint, created_at, retries FROM delivery WHERE finished_at IS NULL ORDER BY id LIMIT (SELECT %(look)s)) d
     GROUP BY endpoint
 """
 
@@ -27,7 +27,7 @@ _UNFINISHED: Final = """
 _DEAD: Final = """
     SELECT endpoint, failure_class, count(*), min(died_at), max(died_at)
     FROM (SELECT endpoint, failure_class, died_at FROM delivery
-          WHERE died_at IS NOT NULL ORDER BY endpoint, id LIMIT %(look)s) d
+          WHERE died_at IS NOT NULL ORDER BY endpoint, event_seq LIMIT (SELECT %(look)s)) d
     GROUP BY endpoint, failure_class
     ORDER BY count(*) DESC, endpoint, failure_class
 """

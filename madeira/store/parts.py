@@ -59,7 +59,7 @@ _ATTACH_DAY: Final = "ALTER TABLE delivery_log ATTACH PARTITION {part} FOR VALUE
 #: Copy what a page of unfinished deliveries has in a part.
 _KEEP_UNFINISHED: Final = """
     WITH page AS MATERIALIZED (
-        SELECT id, created_at FROM delivery WHERE finished_at IS NULL AND id > %(after)s ORDER BY id LIMIT %(limit)s),
+        SELECT id, created_at FROM delivery WHERE finished_at IS NULL AND id > %(after)s ORDER BY id LIMIT (SELECT %(limit)s)),
     kept AS (
         INSERT INTO {kept}
         SELECT l.* FROM page p CROSS JOIN LATERAL (SELECT * FROM {part} WHERE delivery_id = p.id OFFSET 0) l
@@ -73,7 +73,7 @@ _KEEP_DEAD: Final = """
     WITH page AS MATERIALIZED (
         SELECT id, died_at FROM delivery
         WHERE died_at IS NOT NULL AND (died_at, id) > (%(since)s, %(after)s)
-        ORDER BY died_at, id LIMIT %(limit)s),
+        ORDER BY died_at, id LIMIT (SELECT %(limit)s)),
     kept AS (
         INSERT INTO {kept}
         SELECT l.* FROM page p CROSS JOIN LATERAL (SELECT * FROM {part} WHERE delivery_id = p.id OFFSET 0) l

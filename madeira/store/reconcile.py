@@ -1,6 +1,8 @@
 """What Postgres says is unfinished, page by page, for comparing it with the broker and for rebuilding it.
 
-Every reader is bounded and goes on from the last key it gave (keyset), so that a page costs the same whatever the backlog.
+Every reader is bounded and goes on from the last key it gave (keyset), so that a page costs the same whatever the backlog. Its
+limit is written as a question, `LIMIT (SELECT n)`: a planner that knows the limit and takes the table for a small one, as it does
+until the rows have been counted, reads all that is unfinished and sorts it; one that does not know it follows the index.
 What changed lately is found without an index on a time of change, which every claim would have to write: new rows have
 the highest ids, and whatever else changed left a new row in ``delivery_log``.
 """
@@ -29,7 +31,7 @@ _UNROUTED: Final = """
     FROM event
     WHERE route_at IS NOT NULL AND seq > %(after)s AND updated_at <= now() - %(older_than_s)s * interval '1 s'
     ORDER BY seq
-    LIMIT %(limit)s
+    LIMIT (SELECT %(limit)s)
 """
 
 #: Unfinished deliveries.
@@ -38,7 +40,7 @@ _UNFINISHED: Final = f"""
     FROM delivery d
     WHERE d.finished_at IS NULL AND d.id > %(after)s AND d.updated_at <= now() - %(older_than_s)s * interval '1 s'
     ORDER BY d.id
-    LIMIT %(limit)s
+    LIMIT (SELECT %(limit)s)
 """  # noqa: S608
 
 #: Unfinished deliveries among the newest rows and those of the newest attempts. As an array, so that they are found first
@@ -62,11 +64,11 @@ _OVERDUE: Final = f"""
     FROM (SELECT * FROM delivery
           WHERE finished_at IS NULL AND next_attempt_at < now() - %(older_than_s)s * interval '1 s'
           ORDER BY next_attempt_at
-          LIMIT 10 * %(limit)s) d
+          LIMIT (SELECT 10 * %(limit)s)) d
     WHERE d.updated_at <= now() - %(older_than_s)s * interval '1 s'
           AND (d.status = 'pending' OR d.lease_until < now() - %(older_than_s)s * interval '1 s') AND {IS_FIRST}
     ORDER BY d.next_attempt_at
-    LIMIT %(limit)s
+    LIMIT (SELECT %(limit)s)
 """  # noqa: S608
 
 #: What workers hold, by Postgres' account. This one runs through the backlog, once in a rebuild: an index for it would have
@@ -105,7 +107,7 @@ _DEAD_UNNOTIFIED: Final = """
     FROM delivery
     WHERE died_at IS NOT NULL AND notified_at IS NULL AND id > %(after)s
     ORDER BY id
-    LIMIT %(limit)s
+    LIMIT (SELECT %(limit)s)
 """
 
 #: Note what a run found.

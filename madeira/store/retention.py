@@ -72,7 +72,7 @@ _PAGE: Final = """
         SELECT seq, source, event_id, trace_id, status, body_sha256, created_at, updated_at, erased_at FROM event
         WHERE seq > %(after)s AND seq <= %(counted)s
         ORDER BY seq
-        LIMIT %(limit)s)
+        LIMIT (SELECT %(limit)s))
 """
 
 #: Which of a page may go: it has ended long enough ago, and no job that has not ended can be about it.
@@ -163,11 +163,11 @@ _REMOVE_OLD: Final = {
     "tombstone": """
         DELETE FROM tombstone WHERE ctid = ANY (ARRAY(
             SELECT t.ctid FROM tombstone t
-            WHERE t.buried_at < %(before)s ORDER BY t.buried_at LIMIT %(limit)s))
+            WHERE t.buried_at < now() - %(age)s ORDER BY t.buried_at LIMIT %(limit)s))
     """,
     "audit": """
         DELETE FROM audit WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM audit WHERE at < %(before)s ORDER BY at, id LIMIT %(limit)s))
+            SELECT ctid FROM audit WHERE at < now() - %(age)s ORDER BY at, id LIMIT %(limit)s))
     """,
 }
 
@@ -359,9 +359,8 @@ def remove_old(
     """Remove a page of tombstones or of audit entries that are older than `age`."""
     if age is None:
         return Step(0, more=False)
-    before = bounds(conn).now - age
     with unhurried(conn):
-        count = conn.execute(_REMOVE_OLD[kind].encode(), {"before": before, "limit": page}).rowcount
+        count = conn.execute(_REMOVE_OLD[kind].encode(), {"age": age, "limit": page}).rowcount
     return Step(count, more=count == page)
 
 

@@ -28,14 +28,15 @@ APPLICATION = "group"
 
 
 class Gate:
-    """A lock in Postgres, held by the test: whoever calls `pass_through` waits at it inside a statement."""
+    """A lock in Postgres, held by a transaction of the test: whoever calls `pass_through` waits at it inside a statement."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
-        self._conn.execute("SELECT pg_advisory_lock(1)")
+        self._conn.autocommit = False
+        self._conn.execute("SELECT pg_advisory_xact_lock(1)")
 
     def open(self) -> None:
-        self._conn.execute("SELECT pg_advisory_unlock(1)")
+        self._conn.commit()
 
     @staticmethod
     def pass_through(conn: Connection) -> None:
@@ -58,6 +59,13 @@ def patient_database(database_url: str) -> Iterator[Database]:
     database.open()
     yield database
     database.close()
+
+
+@pytest.fixture
+def gate(database_url: str) -> Iterator[Gate]:
+    """Closed until the test opens it."""
+    with Database(url=database_url, application="gate", pool_max=1, statement_timeout_s=100).connect() as conn:
+        yield Gate(conn)
 
 
 class Groups:
@@ -108,10 +116,9 @@ class Caller(threading.Thread):
         return self.result
 
 
-@pytest.mark.direct
-def test_what_waits_becomes_one_group_in_order_of_arrival(patient_database: Database, conn: Connection, make: Groups) -> None:
+def test_what_waits_becomes_one_group_in_order_of_arrival(patient_database: Database, make: Groups, gate: Gate) -> None:
     """While one commit runs, all others gather; then they go together, at most `max_group`, the first come first."""
-    gate, seen = Gate(conn), []
+    seen: list[list[int]] = []
 
     def run(c: Connection, items: list[int]) -> list[int]:
         seen.append(items)
@@ -150,10 +157,8 @@ def test_many_callers_are_all_accepted(own_database: Database, conn: Connection,
     assert len(groups) < 800
 
 
-@pytest.mark.direct
-def test_bad_data_hurts_only_its_sender(patient_database: Database, conn: Connection, make: Groups) -> None:
+def test_bad_data_hurts_only_its_sender(patient_database: Database, conn: Connection, make: Groups, gate: Gate) -> None:
     """One value that Postgres refuses, in the middle of a group: its caller gets the error, the others are accepted."""
-    gate = Gate(conn)
 
     def run(c: Connection, items: list[NewEvent]) -> list[Accepted]:
         Gate.pass_through(c)
@@ -184,11 +189,9 @@ def test_a_statement_that_takes_too_long_hurts_only_its_sender(
     refs = routed(conn, ["a"]) + routed(conn, ["a"]) + routed(conn, ["a"])
     requests = [verdict(claimed(conn, ref)) for ref in refs]
     group = make(own_database, settle, rerun_unknown=True)
-    gate = Gate(conn)
     with database.connection() as other:
         other.execute("SELECT 1 FROM event WHERE seq = %s FOR UPDATE", (refs[1].seq,))
         results = at_once(*(submit(group, request) for request in requests))
-    gate.open()
     assert isinstance(results[1], StoreUnavailable)
     assert [result.status for result in (results[0], results[2])] == ["succeeded", "succeeded"]
     assert group.submit(requests[1], 30).status == "succeeded"
@@ -210,10 +213,9 @@ def test_after_comes_between_commit_and_answer(own_database: Database, conn: Con
         assert seen[-1] == ((seq,), seq)
 
 
-@pytest.mark.direct
-def test_a_caller_that_gives_up_takes_nobody_down(patient_database: Database, conn: Connection, make: Groups) -> None:
+def test_a_caller_that_gives_up_takes_nobody_down(patient_database: Database, make: Groups, gate: Gate) -> None:
     """One caller of a group gives up while it commits, one before it begins: all others get their answers."""
-    gate, seen = Gate(conn), []
+    seen: list[list[int]] = []
 
     def run(c: Connection, items: list[int]) -> list[int]:
         seen.append(items)
@@ -232,10 +234,8 @@ def test_a_caller_that_gives_up_takes_nobody_down(patient_database: Database, co
     assert sorted(item for items in seen for item in items) == [1, 3, 4]
 
 
-@pytest.mark.direct
-def test_only_so_many_may_wait(patient_database: Database, conn: Connection, make: Groups) -> None:
+def test_only_so_many_may_wait(patient_database: Database, conn: Connection, make: Groups, gate: Gate) -> None:
     """Beyond `max_waiting` a caller is turned away at once instead of adding to the queue."""
-    gate = Gate(conn)
 
     def run(c: Connection, items: list[int]) -> list[int]:
         Gate.pass_through(c)
@@ -253,10 +253,8 @@ def test_only_so_many_may_wait(patient_database: Database, conn: Connection, mak
     assert [caller.outcome() for caller in callers] == [0, 1, 2]
 
 
-@pytest.mark.direct
-def test_stop_commits_what_waits(patient_database: Database, conn: Connection, make: Groups) -> None:
+def test_stop_commits_what_waits(patient_database: Database, conn: Connection, make: Groups, gate: Gate) -> None:
     """What was submitted before the stop is answered; what comes after is refused."""
-    gate = Gate(conn)
 
     def run(c: Connection, items: list[int]) -> list[int]:
         Gate.pass_through(c)
@@ -276,10 +274,8 @@ def test_stop_commits_what_waits(patient_database: Database, conn: Connection, m
         group.submit(3, 30)
 
 
-@pytest.mark.direct
-def test_stop_gives_up_on_what_takes_too_long(patient_database: Database, conn: Connection, make: Groups) -> None:
+def test_stop_gives_up_on_what_takes_too_long(patient_database: Database, conn: Connection, make: Groups, gate: Gate) -> None:
     """After its time, those that still wait are told, instead of hanging for ever."""
-    gate = Gate(conn)
 
     def run(c: Connection, items: list[int]) -> list[int]:
         Gate.pass_through(c)
@@ -307,13 +303,11 @@ def test_a_connection_that_was_ended_while_idle_is_replaced_unseen(
         assert terminate(database_url, APPLICATION) == 1
 
 
-@pytest.mark.direct
 @pytest.mark.parametrize("rerun", [False, True])
 def test_a_connection_that_is_lost_in_the_middle(
-    patient_database: Database, database_url: str, conn: Connection, make: Groups, rerun: bool
+    patient_database: Database, database_url: str, conn: Connection, make: Groups, rerun: bool, gate: Gate
 ) -> None:
     """Nobody knows whether it was committed: the caller is told so, or the same items are run again."""
-    gate = Gate(conn)
 
     def run(c: Connection, items: list[int]) -> list[int]:
         Gate.pass_through(c)

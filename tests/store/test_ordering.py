@@ -33,7 +33,7 @@ from tests.store.making import (
     token,
     verdict,
 )
-from tests.store.waiting import at_once, good, until
+from tests.store.waiting import at_once, good, until, waits_for_a_lock
 
 LATER = timedelta(hours=1)
 
@@ -401,11 +401,6 @@ def several(database: Database) -> Iterator[list[Connection]]:
         yield [stack.enter_context(database.connect()) for _ in range(4)]
 
 
-def waits(conn: Connection, pid: int) -> bool:
-    row = conn.execute("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone()
-    return row is not None and row[0] == "Lock"
-
-
 def test_two_claims_of_one_key_that_cannot_see_each_other_do_not_both_get_it(several: list[Connection], conn: Connection) -> None:
     """One claim is under way and not committed; what was replayed in front of it is claimed; only an index knows of both."""
     first, second, other = born(conn), born(conn), born(conn, "other")
@@ -420,7 +415,7 @@ def test_two_claims_of_one_key_that_cannot_see_each_other_do_not_both_get_it(sev
         play_again(conn, first)
         thread = Thread(target=claim_first)
         thread.start()
-        until(lambda: waits(conn, several[1].info.backend_pid))
+        until(lambda: waits_for_a_lock(conn, "tests"))
     thread.join()
     mine, free = answers
     assert mine == Refused("behind")
@@ -566,6 +561,7 @@ def test_claims_of_what_has_no_key_write_no_index(conn: Connection) -> None:
     assert row == (3, 3)
 
 
+@pytest.mark.direct
 @pytest.mark.new_database
 def test_no_claim_is_planned_anew(conn: Connection) -> None:
     """What the order might cost must not look so dear that Postgres plans each claim by itself."""
