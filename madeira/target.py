@@ -15,10 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-import httpx
 import idna
 
+from madeira import without
 from madeira.errors import MadeiraError
+
+without.load("httpx", without="pygments")
+
+import httpx  # noqa: E402
 
 #: Characters of a URL, at most.
 MAX_URL: Final = 8192
