@@ -99,7 +99,7 @@ def test_an_event_a_delivery_and_all_of_an_endpoint_are_cancelled(terminal: Term
     terminal.queues.ensure([ensure_delivery(ref) for pair in pairs for ref in pair])
     done = terminal.run("cancel", "e0", "--source", "shop", "--reason", "x", "--json")
     assert json.loads(done.stdout) == {"event_id": "e0", "source": "shop", "status": "cancelled", "cancelled": 2, "requested": 0}
-    assert "1 deliveries" in terminal.run("cancel", "e1", "--source", "shop", "--endpoint", "a", "--reason", "x").stdout
+    assert "1 delivery cancelled" in terminal.run("cancel", "e1", "--source", "shop", "--endpoint", "a", "--reason", "x").stdout
     assert "2 deliveries" in terminal.run("cancel", "--endpoint", "a", "--reason", "x").stdout
     gone = [terminal.queues.where(DELIVER, [delivery_key(pair[0])])[0].kind for pair in pairs]
     kept = [terminal.queues.where(DELIVER, [delivery_key(pair[1])])[0].kind for pair in pairs]
