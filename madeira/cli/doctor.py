@@ -73,6 +73,7 @@ def _examine() -> Iterator[Finding]:
     yield from _settings(values)
     yield from _guarded("postgres", lambda: _postgres(values))
     yield from _guarded("redis", lambda: _redis(values))
+    yield from running_system.collector(values)
     yield from _guarded("clocks", lambda: running_system.clocks(_clocks(values)))
     if not values.database_url or DataFolder(values.data_dir).running() is not None:
         yield from running_system.disk(values.data_dir)
@@ -138,6 +139,7 @@ def _postgres(values: Settings) -> Iterator[Finding]:
             yield from _administrator(values, pooled)
             yield from running_system.held(pooled)
             yield from running_system.connections(pooled)
+            yield from running_system.replica(values)
             yield from running_system.scheduler(pooled)
             egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
             yield from running_system.addresses(configuration.read(pooled), egress)

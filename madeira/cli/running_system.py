@@ -13,12 +13,17 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from madeira import spans
 from madeira.broker.queues import Queues
 from madeira.cli.findings import Finding
 from madeira.egress import Egress
+from madeira.errors import SettingsError
 from madeira.records import CALLBACK_URL
+from madeira.settings import Settings
 from madeira.store import holding, reconcile
 from madeira.store.configuration import Snapshot
+from madeira.store.database import Database
+from madeira.store.replica import MAX_AGE_S, Lists
 
 #: Seconds of silence after which a worker is not counted; it gives a sign every five.
 _ALIVE_S: Final = 30.0
@@ -41,6 +46,12 @@ _LOOKUP_S: Final = 5.0
 
 #: Names that a finding tells.
 _NAMED: Final = 5
+
+#: Seconds between two looks at a replica that is not used yet.
+_AGAIN_S: Final = 0.2
+
+#: Seconds that a collector may take to answer.
+_COLLECTOR_S: Final = 3.0
 
 #: Looks up a host and a port, as `socket.getaddrinfo`.
 Lookup = Callable[..., list[Any]]
@@ -65,6 +76,47 @@ def scheduler(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     ran = f"last ran {runs[0]['age_s'] / 60:,.0f} min ago" if runs else "has never run"
     text = f"reconcile {ran}: what Redis loses stays lost; start `periodiq madeira.actors`, and see that there are workers"
     yield Finding("warning", "scheduler", text)
+
+
+def replica(values: Settings) -> Iterator[Finding]:
+    """Whether lists are read on the replica, if one is named; it is given the seconds by which it may be behind."""
+    if not values.replica_url:
+        return
+    opened = [
+        Database(url=url, application="madeira-cli", pool_max=1, writes=writes)
+        for url, writes in ((values.database_url, True), (values.replica_url, False))
+    ]
+    for one in opened:
+        one.open()
+    try:
+        lists = Lists(primary=opened[0], replica=opened[1])
+        until = time.monotonic() + MAX_AGE_S
+        while (why := lists.look()) and time.monotonic() < until:
+            time.sleep(_AGAIN_S)
+    finally:
+        for one in opened:
+            one.close()
+    if why is None:
+        yield Finding("ok", "replica", "lists are read there")
+        return
+    text = f"lists are read on the primary instead: {' '.join(why.split())}"
+    yield Finding("warning", "replica", f"{text}; see that MADEIRA_REPLICA_URL names a streaming replica of this very database")
+
+
+def collector(values: Settings) -> Iterator[Finding]:
+    """Whether a collector takes spans, where they are switched on."""
+    if values.traces == "off":
+        return
+    try:
+        why = spans.refusal(values, timeout_s=_COLLECTOR_S)
+    except SettingsError as e:
+        yield Finding("error", "traces", f"{e}; no process starts with it")
+        return
+    if why is None:
+        yield Finding("ok", "traces", "the collector takes spans")
+        return
+    text = f"{why}: spans are lost, and nothing else; see that it runs, and that OTEL_EXPORTER_OTLP_ENDPOINT names it"
+    yield Finding("warning", "traces", text)
 
 
 def clock_of_postgres(conn: psycopg.Connection[Any]) -> float:

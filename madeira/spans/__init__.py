@@ -47,3 +47,17 @@ def start(settings: Settings, process: str) -> "Spans | None":
     from madeira.spans import export
 
     return export.start(process)
+
+
+def refusal(settings: Settings, *, timeout_s: float) -> str | None:
+    """Why the collector takes nothing, asked with a request that holds no span; None when it does, or where spans are off.
+
+    Raises:
+        SettingsError: the libraries are not installed, or a variable of OpenTelemetry is malformed.
+    """
+    if settings.traces == "off":
+        return None
+    load(settings)
+    from madeira.spans import export
+
+    return export.refusal(timeout_s)

@@ -164,9 +164,9 @@ class _Session(requests.Session):
 class _Exporter(OTLPSpanExporter):
     """The exporter of OpenTelemetry with that session; `why` says what came of its last request."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float | None = None) -> None:
         self._own = _Session()
-        super().__init__(session=self._own)
+        super().__init__(session=self._own, timeout=timeout_s)
 
     @property
     def why(self) -> str:
@@ -183,12 +183,7 @@ def start(process: str) -> Spans | None:
     Raises:
         SettingsError: a variable is malformed.
     """
-    queue = Queue(
-        exporter=_Exporter(),
-        size=of_opentelemetry("OTEL_BSP_MAX_QUEUE_SIZE", _SIZE),
-        batch=of_opentelemetry("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH),
-        delay_s=of_opentelemetry("OTEL_BSP_SCHEDULE_DELAY", _DELAY_MS) / 1000,
-    )
+    queue = _queue(_Exporter())
     ids = Ids()
     provider = TracerProvider(resource=_resource(process), id_generator=ids, shutdown_on_exit=False)
     provider.add_span_processor(queue)
@@ -200,6 +195,30 @@ def start(process: str) -> Spans | None:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     queue.start()
     return Spans(tracer=tracer, ids=ids, stop=lambda: queue.stop(FLUSH_S))
+
+
+def refusal(timeout_s: float) -> str | None:
+    """Why the collector takes nothing, asked with a request that holds no span; None when it does.
+
+    Raises:
+        SettingsError: a variable is malformed.
+    """
+    exporter = _Exporter(timeout_s)
+    _queue(exporter)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    if exporter.export([]) is SpanExportResult.SUCCESS:
+        return None
+    return exporter.why or "the collector did not take the request"
+
+
+def _queue(exporter: SpanExporter) -> Queue:
+    return Queue(
+        exporter=exporter,
+        size=of_opentelemetry("OTEL_BSP_MAX_QUEUE_SIZE", _SIZE),
+        batch=of_opentelemetry("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH),
+        delay_s=of_opentelemetry("OTEL_BSP_SCHEDULE_DELAY", _DELAY_MS) / 1000,
+    )
 
 
 def _resource(process: str) -> Resource:

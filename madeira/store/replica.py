@@ -5,6 +5,9 @@ without comparing clocks, and without trusting what it says of itself, since one
 thread asks the primary, once a second, how far its log has come, and the replica how much of it has been carried out. What the
 primary had written at the one moment is what the replica shows at the other. Readers ask nobody: they look at what the thread
 found last.
+
+A replica of another cluster, or another database of the right one, would show lists of somebody else: both are told apart by
+the cluster's identifier and the database's, which a streaming replica has from its primary.
 """
 
 import threading
@@ -30,8 +33,13 @@ _LOOK_S: Final = 1.0
 #: How far the log of the primary is on its disk, so of all that is committed, as bytes from its beginning.
 _WRITTEN: Final = "SELECT (pg_current_wal_flush_lsn() - '0/0')::numeric::int8"
 
-#: How much of it has been carried out; NULL where nothing ever was: it is no replica.
-_REPLAYED: Final = "SELECT (pg_last_wal_replay_lsn() - '0/0')::numeric::int8"
+#: How much of it has been carried out; NULL on a server that carries out nothing of another one's: it is no replica, or no more.
+_REPLAYED: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN (pg_last_wal_replay_lsn() - '0/0')::numeric::int8 END"
+
+#: Which database of which cluster this is.
+_IDENTITY: Final = (
+    "SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 
 _log = log.get(__name__)
 
@@ -110,19 +118,22 @@ class Lists:
         """Whether the replica is there, and not too far behind."""
         return self._clock() - self._fresh_at <= self._max_age_s
 
-    def look(self) -> None:
-        """See how far the replica is behind."""
+    def look(self) -> str | None:
+        """See how far the replica is behind; the answer is why it is not used, None when it is."""
         assert self._replica is not None
         try:
-            self._written.append(_Written(self._clock(), _asked(self._primary, _WRITTEN)))
-            replayed = _asked(self._replica, _REPLAYED)
+            at, (place, ours) = self._clock(), _asked(self._primary, _WRITTEN)
+            self._written.append(_Written(at, place))
+            replayed, theirs = _asked(self._replica, _REPLAYED)
         except (StoreUnavailable, psycopg.Error) as e:
-            self._tell(str(e))
-            return
+            return str(e)
+        if ours != theirs:
+            self._fresh_at = float("-inf")
+            return "it is a replica of another server, or another database: lists would be those of somebody else"
         shown = [written.at for written in self._written if written.place <= replayed]
         if shown:
             self._fresh_at = shown[-1]
-        self._tell(None if self.uses_replica else f"it is more than {self._max_age_s:g} s behind")
+        return None if self.uses_replica else f"it is more than {self._max_age_s:g} s behind"
 
     def _tell(self, trouble: str | None) -> None:
         """Log when the replica begins or ceases to be used."""
@@ -137,18 +148,19 @@ class Lists:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self.look()
+            self._tell(self.look())
             self._stopped.wait(_LOOK_S)
 
 
-def _asked(database: Database, question: str) -> int:
-    """The number that a server answers.
+def _asked(database: Database, question: str) -> tuple[int, tuple[Any, ...]]:
+    """The number that a server answers, and which database of which cluster it is.
 
     Raises:
         StoreUnavailable: it does not answer, or is none that could.
     """
     with database.connection() as connection:
         row = connection.execute(question).fetchone()
+        identity = connection.execute(_IDENTITY).fetchone()
     if row is None or row[0] is None:
-        raise StoreUnavailable("the server is no replica: it has never carried out what another one wrote")
-    return int(row[0])
+        raise StoreUnavailable("the server is no replica: it does not carry out what another one writes")
+    return int(row[0]), tuple(identity or ())

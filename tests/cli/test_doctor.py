@@ -19,6 +19,7 @@ from madeira.egress import Egress
 from madeira.embedded import free_port
 from madeira.settings import Settings
 from madeira.store import configuration, holding
+from tests.collector import Collector
 
 Connection = psycopg.Connection[Any]
 
@@ -169,3 +170,19 @@ def test_everything_is_looked_at_in_one_go(database_url: str, redis_url: str, tm
     told = {one.what for one in found}
     assert {"migrations", "scheduler", "connections", "workers", "redis memory", "clocks"} <= told
     assert not [one for one in found if "cannot be examined" in one.text]
+
+
+def test_a_collector_that_takes_spans_or_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked with a request that holds none; a variable with which no process starts is an error."""
+    values = Settings(traces="otlp", data_dir=tmp_path)
+    with Collector() as there:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", there.env()["OTEL_EXPORTER_OTLP_ENDPOINT"])
+        assert only(running_system.collector(values)).level == "ok"
+        assert there.calls and there.seen() == []
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    found = only(running_system.collector(values))
+    assert (found.level, "OTEL_EXPORTER_OTLP_ENDPOINT" in found.text) == ("warning", True)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "many")
+    found = only(running_system.collector(values))
+    assert (found.level, "OTEL_BSP_MAX_QUEUE_SIZE" in found.text) == ("error", True)
+    assert list(running_system.collector(Settings(data_dir=tmp_path))) == []

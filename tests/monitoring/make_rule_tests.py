@@ -57,6 +57,7 @@ TICKS = f'madeira_scheduler_ticks_total{{actor="reconcile",{SCHEDULER}}}'
 LAST = f"madeira_reconcile_last_success_timestamp_seconds{{{API}}}"
 FOUND = f'madeira_reconcile_differences_total{{kind="delivery_not_queued",{WORKER}}}'
 CANCELLED = f'madeira_reconcile_differences_total{{kind="abandoned",{WORKER}}}'
+SPANS = f'madeira_spans_total{{{{outcome="{{}}",{WORKER}}}}}'
 DEAD = f'madeira_dead_letters_total{{endpoint="shop",failure_class="receiver",{WORKER}}}'
 
 
@@ -168,6 +169,8 @@ CASES = [
     Case(
         "MadeiraIntakeFails", "it was away, an hour ago", "80m", posts("shop", accepted="0+80x90", unavailable="0+10x10 100x90")
     ),
+    Case("MadeiraSpansLost", "the collector is away", "20m", {SPANS.format("lost"): "0x10 0+10x30"}, [{}]),
+    Case("MadeiraSpansLost", "it takes them", "20m", {SPANS.format("lost"): "7x40", SPANS.format("exported"): "0+10x40"}),
 ]
 
 

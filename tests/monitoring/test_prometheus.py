@@ -19,6 +19,7 @@ import pytest
 
 from tests.monitoring.conftest import Open, Site
 from tests.monitoring.make_rule_tests import FOLDER
+from tests.collector import PATH, Collector
 from tests.monitoring.prometheus import program, scaled, scraping, since_start
 from tests.monitoring.test_files import ALERTS, PANELS, RULES_AND_CONFIG
 from tests.receiver import Answer, Receiver
@@ -228,7 +229,16 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
         thread.join()
 
 
-def test_each_alert_fires_when_its_fault_is_there(open_site: Open, receiver: Receiver, tmp_path: Path) -> None:
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """What takes spans."""
+    with Collector() as found:
+        yield found
+
+
+def test_each_alert_fires_when_its_fault_is_there(
+    open_site: Open, receiver: Receiver, collector: Collector, tmp_path: Path
+) -> None:
     """With minutes made seconds. Before anything is broken none fires but that of the scheduler, which ticks by the minute."""
     breaker = {"enabled": True, "hold": 60}
     site = open_site(
@@ -239,6 +249,7 @@ def test_each_alert_fires_when_its_fault_is_there(open_site: Open, receiver: Rec
             "dying": {"url": receiver.url("/dying"), "breaker": breaker},
         },
         config=SHOP,
+        env=collector.env(),
     )
     madeira = site.madeira
     fired: set[str] = set()
@@ -280,6 +291,9 @@ def test_each_alert_fires_when_its_fault_is_there(open_site: Open, receiver: Rec
             fires("MadeiraIntakeFormats", source="shop")
         with again_and_again(lambda: post(madeira, event("s", "good.x"), source="shop", secret="another"), 0.2):
             fires("MadeiraIntakeSignatures", source="shop")
+        collector.answer(PATH, Answer(status=400))
+        with again_and_again(lambda: send("good.x"), 0.2):
+            fires("MadeiraSpansLost")
         later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
         madeira.post("good.x", deliver_at=later)
         with again_and_again(lambda: madeira.redis.delete(f"{madeira.namespace}:route:delayed"), 0.5):

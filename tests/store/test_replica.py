@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from madeira.cli import running_system
+from madeira.settings import Settings
 from madeira.store.database import Database
 from madeira.store.replica import MAX_AGE_S, Lists
 from tests.api.serving import Api, event, wait_until
@@ -55,7 +57,7 @@ def on_replica(conn: psycopg.Connection[Any]) -> bool:
 
 def until_used(found: Lists) -> None:
     """Look until the replica is used."""
-    wait_until(lambda: found.look() or found.uses_replica, "the replica to be used")
+    wait_until(lambda: found.look() is None, "the replica to be used")
 
 
 def replay(standby: Standby, what: str) -> None:
@@ -135,6 +137,30 @@ def test_a_server_that_is_no_replica_is_not_used(own_postgres: OwnPostgres) -> N
     with lists(own_postgres.url, own_postgres.url, Clock()) as found:
         found.look()
         assert not found.uses_replica
+
+
+def test_a_replica_of_somebody_else_is_not_used(own_postgres: OwnPostgres, standby: Standby, database_url: str) -> None:
+    """Another database of the right server, or another server: what it lists would be of another Madeira."""
+    other = own_postgres.url.rsplit("/", 1)[0] + "/postgres"
+    with lists(own_postgres.url, standby.url, Clock()) as found:
+        until_used(found)
+    for primary in (other, database_url):
+        with lists(primary, standby.url, Clock()) as found:
+            assert "somebody else" in (found.look() or "")
+            assert not found.uses_replica
+
+
+def test_doctor_tells_whether_the_replica_is_used(own_postgres: OwnPostgres, standby: Standby, tmp_path: Path) -> None:
+    """One that has just been named may need a moment; one that is no replica is told with its setting, and no password."""
+    for url, level in (
+        (standby.url, "ok"),
+        (own_postgres.url, "warning"),
+        ("postgresql://u:a-password@127.0.0.1:1/d", "warning"),
+    ):
+        (finding,) = running_system.replica(Settings(database_url=own_postgres.url, replica_url=url, data_dir=tmp_path))
+        assert finding.level == level, finding
+        assert (level == "ok") != ("MADEIRA_REPLICA_URL" in finding.text)
+        assert "a-password" not in finding.text
 
 
 @pytest.fixture
