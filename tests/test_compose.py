@@ -21,8 +21,8 @@ from madeira.routing.fields import MAX_TIMEOUT_S
 from tests.queues import declared
 
 ROOT = Path(__file__).parents[1]
-FILES = ("docker-compose.yml", "deploy/compose.secrets.yml")
-COMPOSE, SECRETS = (yaml.safe_load((ROOT / file).read_text()) for file in FILES)
+FILES = ("docker-compose.yml", "deploy/compose.secrets.yml", "deploy/compose.metrics-token.yml")
+COMPOSE, SECRETS, METRICS_TOKEN = (yaml.safe_load((ROOT / file).read_text()) for file in FILES)
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 WORKERS = {name: service for name, service in OURS.items() if service["command"][0] == "dramatiq"}
@@ -190,3 +190,14 @@ def test_every_image_has_a_version() -> None:
         assert re.search(r":(v?\d+\.\d+|\$\{MADEIRA_VERSION)", service["image"]), name
     (base,) = re.findall(r"^ARG BASE=(.*)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
     assert re.search(r":\d+\.\d+\.\d+-slim-\w+$", base)
+
+
+def test_the_token_of_the_numbers_comes_from_one_file_to_whoever_shows_or_reads_them() -> None:
+    """Each of ours takes it, and Prometheus finds it where its own file says."""
+    assert set(METRICS_TOKEN["services"]) == set(OURS) | {"prometheus"}
+    place = f"/run/secrets/{next(iter(METRICS_TOKEN['secrets']))}"
+    for name, above in METRICS_TOKEN["services"].items():
+        assert above["secrets"] == list(METRICS_TOKEN["secrets"])
+        if name in OURS:
+            assert above["environment"] == {"MADEIRA_METRICS_TOKEN": "", "MADEIRA_METRICS_TOKEN_FILE": place}
+    assert f"credentials_file: {place}" in (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()

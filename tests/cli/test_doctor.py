@@ -178,7 +178,8 @@ def test_a_collector_that_takes_spans_or_is_away_is_told(tmp_path: Path, monkeyp
     with Collector() as there:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", there.env()["OTEL_EXPORTER_OTLP_ENDPOINT"])
         assert only(running_system.collector(values)).level == "ok"
-        assert there.calls and there.seen() == []
+        assert there.calls
+        assert there.seen() == []
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     found = only(running_system.collector(values))
     assert (found.level, "OTEL_EXPORTER_OTLP_ENDPOINT" in found.text) == ("warning", True)

@@ -17,9 +17,9 @@ import httpx
 import psycopg
 import pytest
 
+from tests.collector import PATH, Collector
 from tests.monitoring.conftest import Open, Site
 from tests.monitoring.make_rule_tests import FOLDER
-from tests.collector import PATH, Collector
 from tests.monitoring.prometheus import program, scaled, scraping, since_start
 from tests.monitoring.test_files import ALERTS, PANELS, RULES_AND_CONFIG
 from tests.receiver import Answer, Receiver
