@@ -47,6 +47,9 @@ QUICK: Mapping[str, str] = {
     "MADEIRA_LOG_LEVEL": "info",
 }
 
+#: Seconds within which a process must be up; where much else runs, one that loads OpenTelemetry has needed more than twenty.
+START_S = 60.0
+
 
 def wait_until(predicate: Callable[[], Any], timeout: float = 20.0, *, what: str = "it", every: float = 0.02) -> Any:
     """Poll `predicate` until it is true, and return its value; a state of another process has no event to wait for."""
@@ -218,7 +221,7 @@ class Madeira:
         """Start the API and wait until it answers."""
         args = ["gunicorn", "-c", "deploy/gunicorn.conf.py", *options, "madeira.api:app"]
         process = self.start("api", args, {"MADEIRA_PROCESSES": str(workers), **(env or {})})
-        wait_until(lambda: self._alive(process), 20, what="the API's start")
+        wait_until(lambda: self._alive(process), START_S, what="the API's start")
         return process
 
     def _alive(self, process: Process) -> bool:
@@ -242,7 +245,7 @@ class Madeira:
         if queues:
             args += ["-Q", *queues]
         process = self.start(name, args, env)
-        wait_until(lambda: self._ready(process, processes), 30, what="the worker's start")
+        wait_until(lambda: self._ready(process, processes), START_S, what="the worker's start")
         return process
 
     def _ready(self, process: Process, processes: int) -> bool:

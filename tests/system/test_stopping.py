@@ -20,7 +20,7 @@ import pytest
 from madeira.embedded import free_port
 from tests.receiver import Answer, Gate, Receiver
 from tests.system.conftest import Launch
-from tests.system.harness import Madeira, Process, wait_until
+from tests.system.harness import START_S, Madeira, Process, wait_until
 
 #: Each program as a container runs it, what it says when it is up, and seconds within which it must be gone when idle.
 PROGRAMS: Mapping[str, tuple[Sequence[str], str, float]] = {
@@ -193,7 +193,7 @@ class Host:
     def _api(self) -> Process:
         args = ["gunicorn", "-c", "deploy/gunicorn.conf.py", "madeira.api:app"]
         process = self.madeira.start("api", args, self.env)
-        wait_until(lambda: answers(self.port, "/readyz"), what="the API's start")
+        wait_until(lambda: answers(self.port, "/readyz"), START_S, what="the API's start")
         return process
 
     def _worker(self) -> Process:
