@@ -97,6 +97,7 @@ class Acting:
 
         Raises:
             AlreadyThere: another job was made under this key.
+            IllegalTransition: there is nothing that it would be about.
         """
         with self._database.connection() as connection:
             made, is_new = jobs.create(connection, job, who)

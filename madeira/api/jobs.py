@@ -71,6 +71,8 @@ class Jobs:
             made, is_new = self._acting.start_job(job, who=caller.name)
         except AlreadyThere as e:
             raise Problem(409, str(e), name="already-there") from None
+        except IllegalTransition as e:
+            raise Problem(409, str(e), name=e.code) from None
         if is_new:
             resp.status = falcon.HTTP_201
         resp.set_header("Location", f"/v1/jobs/{made['id']}")

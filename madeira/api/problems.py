@@ -52,6 +52,7 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "erased": (409, "The payload of the event was erased."),
     "nothing-to-replay": (409, "The event has no dead delivery; `force` sends again what succeeded."),
     "nothing-to-reroute": (409, "Routing the event again would change nothing."),
+    "nothing-matches": (409, "There is nothing that the job would be about; none was made."),
     "already-there": (409, "The name is taken."),
     "in-use": (409, "Something else refers to it, or has work left for it; `detail` says what, and the remedy."),
     "unusable": (409, "The object cannot be used as it is configured; `detail` says why."),

@@ -188,7 +188,7 @@ def start(
             _preview(db, job, as_json=as_json)
             return
         try:
-            with db.connection() as conn:
+            with refusals(), db.connection() as conn:
                 made, is_new = store.create(conn, job, person())
         except AlreadyThere as e:
             raise click.ClickException(str(e)) from None
@@ -226,7 +226,10 @@ def _preview(db: Database, job: NewJob, *, as_json: bool) -> None:
     if as_json:
         print_json({"dry_run": True, "total": preview.total, "sample": preview.sample, "missing": preview.missing})
         return
-    click.echo(f"a {job.action} would be about {preview.total}" + (", for example:" if preview.sample else ""))
+    if not preview.total:
+        click.echo(f"nothing matches: {store.nothing(job)}")
+        return
+    click.echo(f"a {job.action} would be about {preview.total}, for example:")
     for one in preview.sample:
         where = f" to {one['endpoint']}" if one["endpoint"] else ""
         click.echo(f"  {one['at'].astimezone():%F %T}  {one['source']}/{one['event_id']}{where}  {one['last_error'] or ''}")

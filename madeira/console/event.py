@@ -127,7 +127,7 @@ class _Act(_OfEvent, ABC):
         try:
             told = self.act(source, event_id, endpoint, form, session.who)
         except IllegalTransition as e:
-            raise Problem(409, str(e), name=e.code) from None
+            raise Problem(409, _refused(e), name=e.code) from None
         if told is None:
             raise listing.missing(source, event_id, database=self.house.database)
         self.acted(req, resp, _page(source, event_id), told, what=f"event {source}/{event_id}")
@@ -208,7 +208,14 @@ def _possible(found: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Possi
     try:
         return ask(found)
     except IllegalTransition as e:
-        return Possible(refusal=str(e))
+        return Possible(refusal=_refused(e))
+
+
+def _refused(error: IllegalTransition) -> str:
+    """Why something cannot be done; what the API asks for with a field, a page has a form for."""
+    if error.code == "nothing-to-replay":
+        return "nothing of it is dead; what succeeded goes out once more by the form named Send again"
+    return str(error)
 
 
 def _curl(found: Mapping[str, Any]) -> str:

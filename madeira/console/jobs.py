@@ -100,6 +100,8 @@ class JobsPage(Page):
         except AlreadyThere:
             said = "this form has made a job already, which asks for something else: load the preview again"
             raise Problem(409, said, name="already-there") from None
+        except IllegalTransition as e:
+            raise Problem(409, str(e), name=e.code) from None
         number = made["id"]
         told = "is made; the workers go on with it" if is_new else "was made by this form before; there is no second one"
         self.acted(req, resp, words.address("jobs", str(number)), f"Job {number} {told}.", what=f"job {number}")
@@ -157,19 +159,22 @@ class NewPage(Page):
         with self.house.database.connection() as connection:
             found = store.preview(connection, job)
             skips = store.skips(connection, job, found)
+        left = found.total - sum(skips.values())
         document = job.selection.as_document()
         self.house.show(
             req,
             resp,
             "job_new.html",
-            title=f"{job.action.title()} {words.plural(found.total, *_noun(job))}?",
+            title=f"{job.action.title()} {words.plural(found.total, *_noun(job))}?" if found.total else "Nothing matches",
             action=job.action,
             filter=json.dumps(document),
             told=picking.told(document, among=among),
             among=among,
             found=found,
             skips=_reasons(skips),
-            left=found.total - sum(skips.values()),
+            left=left,
+            button=f"{job.action.title()} {words.plural(left, *_noun(job))}",
+            nothing=store.nothing(job),
             waits=words.waits(found.missing),
             paces=self._paces([endpoint for kind, endpoint in found.parts if kind == "dead"]),
             key=f"console-{secrets.token_urlsafe(16)}",

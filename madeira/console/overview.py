@@ -155,7 +155,7 @@ def _of_madeira(found: Overview, health: Health) -> list[list[Part]]:
         ran = f"last ran {words.span(health.last_run['age_s'])} ago" if health.last_run else "has not run yet"
         told.append([Part(f"Reconcile {ran}: is the scheduler running?")])
     if found.unrouted and found.unrouted_since and _age(found.unrouted_since) > _LATE_S:
-        waiting = f"{words.plural(found.unrouted, 'event')} wait for their routing"
+        waiting = f"{words.plural(found.unrouted, 'event waits for its', 'events wait for their')} routing"
         told.append([Part(waiting, words.address("events", status="pending")), Part(_oldest(found.unrouted_since))])
     return told
 

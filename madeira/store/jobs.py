@@ -201,14 +201,20 @@ def create(conn: psycopg.Connection[Any], job: NewJob, who: str) -> tuple[dict[s
 
     Raises:
         AlreadyThere: another job was made under this key.
+        IllegalTransition: there is nothing that it would be about (``nothing-matches``).
     """
     selection = job.selection.as_document()
     asked = {"action": job.action, "among": job.among, "reason": job.reason, "ordered": job.ordered, "rate": job.rate}
     with conn.transaction():
-        if job.key is not None and (known := _one(conn, _OF_KEY, {"key": job.key})) is not None:
+        if (known := _of_key(conn, job)) is not None:
             return _same(known, asked | {"filter": selection}), False
         ((at,),) = conn.execute(_NOW)
         total, parts = _counted(conn, job, at)
+        if not total:
+            # The first of two of one key may have taken it all since.
+            if (known := _of_key(conn, job)) is not None:
+                return _same(known, asked | {"filter": selection}), False
+            raise IllegalTransition(f"nothing matches: {nothing(job)}; no job was made", code="nothing-matches")
         values = asked | {"selection": Jsonb(selection), "key": job.key, "who": who, "total": total, "before": at}
         made = _one(conn, _CREATE, values)
         if made is not None:
@@ -219,9 +225,23 @@ def create(conn: psycopg.Connection[Any], job: NewJob, who: str) -> tuple[dict[s
             # Once more: it has its parts now.
             return find(conn, made["id"]) or made, True
     # Made by another request between the question and the answer.
-    known = _one(conn, _OF_KEY, {"key": job.key})
+    known = _of_key(conn, job)
     assert known is not None
     return _same(known, asked | {"filter": selection}), False
+
+
+def nothing(job: NewJob) -> str:
+    """What a job has not found that was to be about something."""
+    if job.action == "reroute":
+        return (
+            "there is no such event that could be routed again, which is for what never had a body or an address, and for what no"
+            " route matched; what a receiver refused is replayed"
+        )
+    return "there is no such dead letter" if job.among == "dead" else "nothing of this kind is unfinished"
+
+
+def _of_key(conn: psycopg.Connection[Any], job: NewJob) -> dict[str, Any] | None:
+    return None if job.key is None else _one(conn, _OF_KEY, {"key": job.key})
 
 
 def _same(known: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

@@ -77,13 +77,27 @@ def test_a_job_is_made_shown_and_handed_to_the_workers(shared_api: Api, conn: "p
     assert shared_api.get(f"/v1/jobs/{made['id']}", admin=True).json["begun"] == 1
 
 
-def test_a_cancel_is_about_what_has_not_ended_unless_it_says_otherwise(shared_api: Api) -> None:
-    asked = {"action": "cancel", "filter": {"endpoint": "nobody"}, "reason": "why"}
+def test_a_job_about_nothing_is_not_made(shared_api: Api, queues: Queues) -> None:
+    before = audited(shared_api)
+    for action in ("replay", "cancel", "reroute"):
+        told = ask(shared_api, action=action, filter={"endpoint": "nobody"}, reason="why")
+        assert (told.status, told.json["type"]) == (409, "urn:madeira:problem:nothing-matches")
+        assert "no job was made" in told.json["detail"]
+    assert ask(shared_api, **ASKED | {"filter": {"endpoint": "nobody"}, "dry_run": True}).json["total"] == 0
+    assert audited(shared_api) == before
+    assert queues.sizes([JOBS])[JOBS].ready == 0
+
+
+def test_a_cancel_is_about_what_has_not_ended_unless_it_says_otherwise(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
+    dead(conn, "cancelled-of-many")
+    making.routed(conn, ("cancelled-of-many",))
+    asked = {"action": "cancel", "filter": {"endpoint": "cancelled-of-many"}, "reason": "why"}
     assert ask(shared_api, **asked).json["among"] == "unfinished"
     assert ask(shared_api, **asked, among="dead").json["among"] == "dead"
 
 
-def test_one_key_makes_one_job_however_often_it_is_sent(shared_api: Api) -> None:
+def test_one_key_makes_one_job_however_often_it_is_sent(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
+    dead(conn, "clicked")
     asked = ASKED | {"key": "click-7", "filter": {"endpoint": "clicked"}}
     with ThreadPoolExecutor(20) as pool:
         replies = list(pool.map(lambda _: ask(shared_api, **asked), range(20)))
@@ -94,7 +108,8 @@ def test_one_key_makes_one_job_however_often_it_is_sent(shared_api: Api) -> None
     assert "click-7" in other.json["detail"]
 
 
-def test_a_job_is_paused_let_go_and_cancelled(shared_api: Api, queues: Queues) -> None:
+def test_a_job_is_paused_let_go_and_cancelled(shared_api: Api, conn: "psycopg.Connection[Any]", queues: Queues) -> None:
+    dead(conn, "steered")
     job = ask(shared_api, **ASKED | {"filter": {"endpoint": "steered"}}).json["id"]
     path = f"/v1/jobs/{job}"
     paused = ask(shared_api, f"{path}/pause", reason="wait").json

@@ -132,6 +132,7 @@ def revoked_token(api: Api) -> Ask:
 
 def of_job(steer: str) -> Callable[[Api], Ask]:
     def ask(api: Api) -> Ask:
+        of_event(api, [DEAD], "")
         job = call(api, "POST", "/v1/jobs", {"action": "replay", "filter": {}, "reason": "because"}).json["id"]
         if steer == "resume":
             assert call(api, "POST", f"/v1/jobs/{job}/pause", {"reason": "because"}).status == 200
@@ -141,6 +142,7 @@ def of_job(steer: str) -> Callable[[Api], Ask]:
 
 
 def started_job(api: Api) -> Ask:
+    of_event(api, None, "")
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
         following = c.execute("SELECT coalesce(max(id), 0) + 1 FROM job").fetchone()[0]
     return Ask({}, {"action": "cancel", "filter": {}, "reason": "because"}, "", "cancel", f"job {following}")

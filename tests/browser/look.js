@@ -38,6 +38,14 @@
   for (const e of all.filter((e) => e.matches("input[type=checkbox]")))
     if (e.clientWidth > e.clientHeight + 1) faults.push(`a box that is stretched, ${e.clientWidth} by ${e.clientHeight}: ${told(e)}`);
 
+  for (const e of all.filter((e) => e.matches("td > label > input[type=checkbox], td > input[type=checkbox]"))) {
+    const beside = e.closest("td").nextElementSibling, words = document.createRange();
+    if (!beside?.lastElementChild) continue;
+    words.selectNodeContents(beside.lastElementChild);
+    const own = e.getBoundingClientRect(), line = words.getClientRects()[0];
+    if (line && Math.abs((own.top + own.bottom - line.top - line.bottom) / 2) > 4) faults.push(`a box that is not on the line of what it is for: ${told(beside)}`);
+  }
+
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const texts = [];
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {

@@ -18,7 +18,7 @@ PAGES = {
     "dead-letters-none-match": ("/console/dead-letters?endpoint=nobody", ("No dead letter matches",)),
     "jobs": ("/console/jobs", ("There was no job yet", "madeira replay")),
     "jobs-none-match": ("/console/jobs?state=failed", ("No job matches",)),
-    "preview": ("/console/jobs/new?action=replay", ("There is none", "Nothing was done")),
+    "preview": ("/console/jobs/new?action=replay", ("Nothing matches: there is no such dead letter", "Nothing was done")),
     "endpoints": ("/console/endpoints", ("There is no endpoint yet", "madeira apply")),
     "endpoints-none-match": ("/console/endpoints?q=nothing", ("No endpoint has this in its name",)),
     "routes": ("/console/routes", ("There is no route", "madeira apply")),

@@ -106,10 +106,23 @@ def test_a_cancel_and_a_reroute_of_many_are_jobs_too(terminal: Terminal) -> None
         for command in (
             ["cancel", "--source", "shop"],
             ["cancel", "--dead", "--type", "order.r*"],
-            ["reroute", "--all"],
         )
     ]
-    assert totals == [1, 1, 0]
+    assert totals == [1, 1]
+
+
+def test_a_job_about_nothing_is_not_made_and_the_terminal_says_so(terminal: Terminal) -> None:
+    dead(terminal, 1)
+    for command, words in (
+        (["replay", "--endpoint", "b"], "there is no such dead letter"),
+        (["reroute", "--all"], "what a receiver refused is replayed"),
+        (["cancel", "--source", "shop"], "nothing of this kind is unfinished"),
+    ):
+        assert terminal.run(*command, "--reason", "x", "--dry-run").stdout.startswith("nothing matches: ")
+        told = terminal.run(*command, "--reason", "x", code=1).stderr
+        assert words in told
+        assert "no job was made" in told
+    assert terminal.audited() == []
 
 
 def test_jobs_are_listed_shown_paused_resumed_and_cancelled(terminal: Terminal) -> None:

@@ -139,7 +139,14 @@ def test_a_second_click_changes_nothing_and_is_told_so(shared_api: Api, conn: Co
     ("make", "impossible"),
     [
         (waiting, {"Replay": "on its way still", "Reroute": "wait for its end"}),
-        (succeeded, {"Replay": "no dead delivery", "Reroute": "delivered to all", "Cancel": "succeeded already"}),
+        (
+            succeeded,
+            {
+                "Replay": "nothing of it is dead; what succeeded goes out once more by the form named Send again",
+                "Reroute": "delivered to all",
+                "Cancel": "succeeded already",
+            },
+        ),
         (unrouted, {"Replay": "mend the rules and reroute", "Cancel": "dead already"}),
         (died, {"Reroute": "replay them instead", "Cancel": "dead already"}),
         (born_dead, {"Replay": "mend the endpoint and reroute", "Cancel": "dead already"}),

@@ -79,10 +79,37 @@ def test_a_reroute_is_about_what_never_could_be_sent(shared_api: Api, conn: Conn
     letters(conn, endpoint, 2)
     browser = somebody(shared_api, Role.OPERATOR)
     none = preview(browser, endpoint, "reroute")
-    assert "There is none that could be routed again" in none.text
+    assert none.title == "Nothing matches"
+    assert "no such event that could be routed again" in none.text
     assert not none.root.all("form", action="/console/jobs")
     born_dead(conn, endpoint)
     assert preview(browser, endpoint, "reroute").title == "Reroute 1 event?"
+
+
+def test_a_job_about_nothing_is_not_made_and_the_page_says_so(shared_api: Api, conn: Connection) -> None:
+    """Neither when nothing matches at first, nor when somebody else was quicker than the form."""
+    endpoint = name()
+    letters(conn, endpoint, 1)
+    browser = somebody(shared_api, Role.OPERATOR)
+    seen = preview(browser, endpoint)
+    quicker = made(conn, endpoint, action="cancel")
+    while not job_steps.step(conn, quicker).is_over:
+        pass
+    before = audited(shared_api)
+    refused = browser.submit(seen, "/console/jobs", reason="they are back")
+    assert refused.status == 409
+    assert "nothing matches: there is no such dead letter; no job was made" in refused.text
+    assert audited(shared_api) == before
+    assert browser.get(f"/console/jobs/new?action=replay&endpoint={endpoint}").title == "Nothing matches"
+
+
+def test_a_preview_of_what_would_all_be_skipped_says_why_and_has_no_form(shared_api: Api, conn: Connection) -> None:
+    endpoint = name()
+    born_dead(conn, endpoint)
+    seen = preview(somebody(shared_api, Role.OPERATOR), endpoint)
+    assert "None of them can be replayed. Nothing was done." in seen.text
+    assert "1 would be skipped: never had a body or an address" in seen.text
+    assert not seen.root.all("form", action="/console/jobs")
 
 
 def test_ticked_rows_are_taken_and_no_others_also_of_an_event_that_died_twice(shared_api: Api, conn: Connection) -> None:
@@ -291,6 +318,7 @@ def test_to_pause_or_cancel_a_job_needs_a_reason(shared_api: Api, conn: Connecti
 
 def test_jobs_are_listed_latest_first_filtered_and_turned_page_by_page(shared_api: Api, conn: Connection) -> None:
     endpoint = name()
+    letters(conn, endpoint, 1)
     numbers = [made(conn, endpoint, action="cancel", reason=HOSTILE[:60]) for _ in range(30)]
     for number in numbers:
         jobs.steer(conn, number, "pause", "ann", "wait")
