@@ -125,7 +125,8 @@ def test_a_job_is_paused_let_go_and_cancelled(shared_api: Api, conn: "psycopg.Co
     assert (late.status, late.json["type"]) == (409, "urn:madeira:problem:already-finished")
 
 
-def test_jobs_are_listed_page_by_page(shared_api: Api) -> None:
+def test_jobs_are_listed_page_by_page(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
+    dead(conn, "listed")
     ids = [ask(shared_api, **ASKED | {"filter": {"endpoint": "listed"}}).json["id"] for _ in range(3)]
     first = shared_api.get("/v1/jobs?limit=2", admin=True).json
     assert [job["id"] for job in first["jobs"]] == ids[:0:-1]
@@ -164,7 +165,8 @@ def test_what_is_wrong_is_named_field_by_field(shared_api: Api, fields: dict[str
     assert sorted(error["field"] for error in reply.json["errors"]) == wrong
 
 
-def test_a_job_is_stopped_for_a_reason(shared_api: Api) -> None:
+def test_a_job_is_stopped_for_a_reason(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
+    dead(conn, "reasoned")
     job = ask(shared_api, **ASKED | {"filter": {"endpoint": "reasoned"}}).json["id"]
     for steer in ("pause", "cancel"):
         assert ask(shared_api, f"/v1/jobs/{job}/{steer}").json["errors"][0]["field"] == "reason"
@@ -176,7 +178,8 @@ def test_a_job_that_is_not_there_is_told_as_such(shared_api: Api, name: str) -> 
     assert ask(shared_api, f"/v1/jobs/{name}/pause", reason="why").status == 404
 
 
-def test_a_viewer_looks_and_does_nothing(shared_api: Api) -> None:
+def test_a_viewer_looks_and_does_nothing(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
+    dead(conn, "viewed")
     viewer = person(shared_api, Role.VIEWER)
     job = ask(shared_api, **ASKED | {"filter": {"endpoint": "viewed"}}).json["id"]
     assert shared_api.request("GET", f"/v1/jobs/{job}", None, viewer).status == 200
