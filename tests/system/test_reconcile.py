@@ -170,7 +170,9 @@ def test_an_event_whose_commit_comes_after_its_key_is_routed(stage: Stage) -> No
         )
         (row,) = inserted.fetchall()
         stage.queues.ensure([Ensure(ROUTE, str(row[0]))])
-        wait_until(lambda: stage.queues.where(ROUTE, [str(row[0])])[0].kind == "delayed", what="another try")
+        # It is delayed until another try, or a reconcile that came just then has taken it away as nobody's.
+        tried = ("delayed", "nowhere")
+        wait_until(lambda: stage.queues.where(ROUTE, [str(row[0])])[0].kind in tried, what="a try")
     madeira.wait_status("e-late", "succeeded")
     assert calls_by_event(receiver) == {model: 1, "e-late": 1}
 
