@@ -14,6 +14,10 @@ PATH = "/v1/traces"
 SERVER, CLIENT, PRODUCER, CONSUMER, INTERNAL = 2, 3, 4, 5, 1
 ERROR = 2
 
+#: What an upstream sends as its place in a trace, and the two ids in it.
+UPSTREAM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE, PARENT = UPSTREAM.split("-")[1:3]
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -9,11 +9,8 @@ import psycopg
 import pytest
 
 from tests.api.serving import Api, event, signed
-from tests.collector import PATH, PRODUCER, SERVER, Collector
+from tests.collector import PARENT, PATH, PRODUCER, SERVER, TRACE, UPSTREAM, Collector
 from tests.receiver import Answer, Gate
-
-UPSTREAM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-TRACE, PARENT = UPSTREAM.split("-")[1:3]
 
 
 @pytest.fixture

@@ -5,14 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.collector import CLIENT, CONSUMER, SERVER, Collector
+from tests.collector import CLIENT, CONSUMER, PARENT, SERVER, TRACE, UPSTREAM, Collector
 from tests.receiver import Answer, Receiver
 from tests.system.conftest import Launch
 
 pytestmark = pytest.mark.long
-
-UPSTREAM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-TRACE, PARENT = UPSTREAM.split("-")[1:3]
 
 
 @pytest.fixture
