@@ -98,15 +98,17 @@ def lose(stage: Stage, kind: str, groups: Callable[[list[str]], list[list[str]]]
     for key in redis.hkeys("m:deliver:held"):
         redis.hincrby("m:deliver:stumbles", key, 1)
         redis.hincrby("m:deliver:losses", key, 1)
-    keys = stage.madeira.keys()
-    assert {kind_of(key) for key in keys} <= {*KINDS, *FLEETING}, "a kind of key that this test does not know"
-    mine = [key for key in keys if kind_of(key) == kind]
-    deleted = 0
-    for gone in groups(mine):
-        # A later one may be gone of itself by now: what needed it has ended.
-        deleted += redis.delete(*gone)
+    keys = stage.madeira.keys
+    assert {kind_of(key) for key in keys()} <= {*KINDS, *FLEETING}, "a kind of key that this test does not know"
+    # Some come and go: who is idle is woken for a moment.
+    mine = wait_until(lambda: [key for key in keys() if kind_of(key) == kind], what=f"a key of the kind {kind}")
+    first, *later = groups(mine)
+    wait_until(lambda: redis.delete(*first), what=f"{first} to delete", every=0.002)
+    cast.outlast_a_reconcile()
+    for gone in later:
+        # It may be gone of itself by now: what needed it has ended.
+        redis.delete(*gone)
         cast.outlast_a_reconcile()
-    assert deleted, f"no key of the kind {kind} among {keys}"
     cast.leave()
     cast.post_again()
     return mine
