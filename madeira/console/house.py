@@ -76,7 +76,7 @@ class Templates:
             finalize=words.seen,
         )
         told = (words.number, words.span, words.ago, words.exact, words.short, words.cut, words.tone, words.lane, words.plural)
-        self._env.filters |= {function.__name__: function for function in (*told, words.joined)}
+        self._env.filters |= {function.__name__: function for function in (*told, words.joined, words.sentence)}
         self._env.filters["json"] = _pretty
         self._env.globals |= {"address": words.address, "asset": assets.address, "version": __version__}
 

@@ -119,6 +119,12 @@ def cut(text: Any, most: int) -> str:
     return told if len(told) <= most else told[:most] + "…"
 
 
+def sentence(text: str) -> str:
+    """A text that begins with a plain word, with a capital there; names, which are written as they are, keep their letters."""
+    word = re.match(r"[a-z]+(?=[ ,:.]|$)", text)
+    return text[0].upper() + text[1:] if word else text
+
+
 def tone(state: str) -> str:
     """How a state is coloured; it is always told as a word too."""
     return _TONES.get(state, "off")

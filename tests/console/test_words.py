@@ -74,5 +74,17 @@ def test_numbers_and_lists_are_told_as_one_says_them() -> None:
     assert words.joined(["a"]) == "a"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("no such job", "No such job"), ("forbidden: sign in", "Forbidden: sign in"), ("Not found", "Not found"),
+        ("max_attempts is missing", "max_attempts is missing"), ("partner-ledger is paused", "partner-ledger is paused"),
+        ("`madeira migrate` was not run", "`madeira migrate` was not run"), ("404 it is", "404 it is"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_sentence_begins_with_a_capital_and_a_name_as_it_is_written(text: str, told: str) -> None:
+    assert words.sentence(text) == told
+
+
 def test_an_address_is_quoted_whatever_its_parts_are() -> None:
     assert words.address("events", "a/b?c", source="x&y=z", none=None, empty="") == "/console/events/a%2Fb%3Fc?source=x%26y%3Dz"
