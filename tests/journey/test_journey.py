@@ -186,8 +186,13 @@ def test_the_numbers_are_those_of_what_happened(traveller: Traveller, receiver: 
     api = [f"{traveller.place.api}/metrics"]
     accepted = traveller.place.count(api, "madeira_ingress_requests_total", source=traveller.name, outcome="accepted")
     assert accepted == 3
-    ended = {s: traveller.sent("madeira_deliveries_settled_total", status=s) for s in ("succeeded", "dead")}
-    assert sum(ended.values()) == 3
+
+    def ended() -> float:
+        return sum(traveller.sent("madeira_deliveries_settled_total", status=s) for s in ("succeeded", "dead"))
+
+    # What has ended is counted just after its row says so.
+    wait_until(lambda: ended() >= 3, PATIENCE_S, what="the count of the last one", every=0.05)
+    assert ended() == 3
     assert traveller.sent("madeira_delivery_attempts_total") == receiver.count("/in")
     assert traveller.sent("madeira_delivery_attempts_total", outcome="permanent") == 1
 
