@@ -49,6 +49,11 @@ def environment(service: dict[str, Any], shell: dict[str, str]) -> dict[str, str
     return found
 
 
+def entrypoint(service: str) -> list[str]:
+    """That of a service, as the engine hands it on."""
+    return [word.replace("$$", "$") for word in SERVICES[service]["entrypoint"]]
+
+
 @pytest.fixture(scope="module")
 def shell() -> dict[str, str]:
     """What `deploy/compose-env` writes."""
@@ -96,11 +101,29 @@ def test_without_passwords_nothing_starts() -> None:
     """None is written down here: where the shell says nothing, Madeira, Postgres and Grafana refuse to start."""
     for name, value in SERVICES["postgres"]["environment"].items():
         assert "PASSWORD" not in name or value == "${POSTGRES_PASSWORD:-}"
-    assert SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
+    grafana = environment(SERVICES["grafana"], {})
+    assert grafana["GF_SECURITY_ADMIN_PASSWORD"] == ""
+    refused = subprocess.run(entrypoint("grafana"), env=grafana, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr.split(";")[0]) == (1, "GRAFANA_PASSWORD is not set")
     for service in OURS.values():
         assert settings.load(environment(service, {})).database_url == ""
     text = (ROOT / FILES[0]).read_text()
     assert not re.search(r"://[^/\s]*:[^/\s$]*@", text), "a password in a URL"
+
+
+@pytest.mark.parametrize("name", ["GF_SECURITY_ADMIN_PASSWORD", "GF_SECURITY_ADMIN_PASSWORD__FILE"])
+def test_with_a_password_or_a_file_of_one_grafana_starts(name: str) -> None:
+    *shell, script = entrypoint("grafana")
+    found = subprocess.run(
+        [*shell, script.replace("/run.sh", "env")], env={name: "p"}, capture_output=True, text=True, check=True
+    )
+    assert f"{name}=p" in found.stdout.splitlines()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_variable_must_be_set_that_may_come_from_a_file(file: str) -> None:
+    """The engine asks for such ones before it puts a second file on top."""
+    assert re.findall(r"\$\{\w+:?\?", (ROOT / file).read_text()) == []
 
 
 def test_passwords_are_new_each_time_and_fit_each_other(shell: dict[str, str]) -> None:
