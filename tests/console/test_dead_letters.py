@@ -191,7 +191,7 @@ def test_one_that_is_not_there_is_told_in_words(shared_api: Api, one: str) -> No
     for address in (f"/console/dead-letters/{one}", f"/console/dead-letters/{one}/json"):
         seen = browser.get(address)
         assert seen.status == 404
-        assert "there is no dead letter" in seen.text
+        assert "There is no dead letter" in seen.text
 
 
 def test_one_that_was_replayed_is_no_dead_letter_any_more(shared_api: Api, conn: Connection) -> None:

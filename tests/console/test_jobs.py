@@ -98,7 +98,7 @@ def test_a_job_about_nothing_is_not_made_and_the_page_says_so(shared_api: Api, c
     before = audited(shared_api)
     refused = browser.submit(seen, "/console/jobs", reason="they are back")
     assert refused.status == 409
-    assert "nothing matches: there is no such dead letter; no job was made" in refused.text
+    assert "Nothing matches: there is no such dead letter; no job was made" in refused.text
     assert audited(shared_api) == before
     assert browser.get(f"/console/jobs/new?action=replay&endpoint={endpoint}").title == "Nothing matches"
 
