@@ -35,7 +35,7 @@ def dead_letter(*delivery_ids: int) -> None:
             told = [dead[i] for i in deliveries.mark_notified(conn, list(dead))]
             begun = notices.dead_letters(conn, _died(told))
     except StoreUnavailable as e:
-        tools.broker.gate.close()
+        tools.broker.gate.close(str(e))
         hand.give_back()
         log.warning("dead_letter.deferred", error=str(e))
         return

@@ -98,7 +98,7 @@ def _claim(tools: Tools, hand: Hand, endpoint: Endpoint, delivery_id: int, lane:
     try:
         return tools.claims.submit(ClaimRequest(delivery_id, str(uuid4()), lease_s, lane), timeout_s=_CLAIM_WITHIN_S)
     except StoreUnavailable as e:
-        tools.broker.gate.close()
+        tools.broker.gate.close(str(e))
         hand.give_back()
         log.warning("delivery.deferred", error=str(e))
         return None
@@ -183,7 +183,7 @@ def _record(tools: Tools, request: SettleRequest) -> Settled:
         try:
             return tools.settles.submit(request, timeout_s=_SETTLE_EVERY_S)
         except StoreUnavailable as e:
-            tools.broker.gate.close()
+            tools.broker.gate.close(str(e))
             log.warning("delivery.settle_waits", error=str(e))
             time.sleep(0.2)
         except Exception:

@@ -35,7 +35,7 @@ def route(*seqs: int) -> None:
             return
         _route(tools, hand, seqs)
     except StoreUnavailable as e:
-        tools.broker.gate.close()
+        tools.broker.gate.close(str(e))
         hand.give_back()
         log.warning("route.deferred", seqs=seqs, error=str(e))
     except Exception:
@@ -106,8 +106,8 @@ def _count_failure(tools: Tools, hand: Hand, seq: int) -> bool:
     try:
         with tools.database.connection() as conn:
             died = events.count_route_failure(conn, seq)
-    except StoreUnavailable:
-        tools.broker.gate.close()
+    except StoreUnavailable as e:
+        tools.broker.gate.close(str(e))
         return False
     if died:
         log.error("event.died", seq=seq, reason="platform")

@@ -11,7 +11,7 @@ import falcon
 
 from madeira.api.problems import RETRY_AFTER_S
 from madeira.broker.queues import Queues
-from madeira.store.database import NO_TABLES, Database
+from madeira.store.database import Database
 from madeira.store.schema import is_misfit
 
 
@@ -44,7 +44,7 @@ class Ready:
 
 def _told(trouble: str | None) -> str:
     """What strangers may know of Postgres: whether it is there, and what is wrong with the tables."""
-    if trouble is not None and (trouble == NO_TABLES or is_misfit(trouble)):
+    if trouble is not None and is_misfit(trouble):
         return trouble
     return _word(trouble is None)
 

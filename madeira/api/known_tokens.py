@@ -44,6 +44,7 @@ class KnownTokens:
         self._live: dict[str, Token] = {}
         self._read_at = float("-inf")
         self._failed_at = float("-inf")
+        self._failure = ""
         self._uses = _Uses(database)
         self._nobody = store.digest_of(secrets.token_hex(32))
 
@@ -98,12 +99,12 @@ class KnownTokens:
 
     def _read(self, now: float) -> None:
         if now - self._failed_at < _FAILED_S:
-            raise StoreUnavailable("Postgres was away a moment ago")
+            raise StoreUnavailable(self._failure)
         try:
             with self._database.connection() as connection:
                 live = store.live(connection)
-        except StoreUnavailable:
-            self._failed_at = time.monotonic()
+        except StoreUnavailable as e:
+            self._failed_at, self._failure = time.monotonic(), str(e)
             raise
         # Counted from before the reading: what was revoked meanwhile may be in it.
         self._live, self._read_at = live, now

@@ -14,6 +14,7 @@ import falcon
 
 from madeira import log
 from madeira.errors import BrokerUnavailable, StoreUnavailable
+from madeira.store.schema import is_misfit
 
 #: Media type of every answer that tells of an error.
 MEDIA_TYPE: Final = "application/problem+json"
@@ -181,7 +182,14 @@ def _described(status: int, req: falcon.Request) -> str:
 
 def _store_away(_req: falcon.Request, _resp: falcon.Response, error: Exception, _params: dict[str, Any]) -> None:
     _log.warning("http.unavailable", reason=str(error))
-    raise unavailable("the store cannot be reached at the moment; nothing was confirmed, send the request again")
+    raise unavailable(f"{why_away(error, 'the store')}; nothing was confirmed, send the request again")
+
+
+def why_away(error: Exception, store: str) -> str:
+    """What callers are told of a store that is away: what is wrong with the tables, since that needs a person; else only that."""
+    if is_misfit(str(error)):
+        return str(error)
+    return f"{store} cannot be reached at the moment"
 
 
 def _unexpected(req: falcon.Request, _resp: falcon.Response, error: Exception, _params: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def build(settings: Settings) -> MadeiraBroker:
         lanes_version=lambda: rules.version,
         unusable=lambda lane: _unusable(rules.current, lane),
         # Without rules there is nothing to route or deliver by.
-        probe=lambda: rules.current is not None and database.probe(),
+        trouble=lambda: rules.missing or database.trouble(),
         middleware=[],
     )
     tools = _tools(settings, broker, database, rules)

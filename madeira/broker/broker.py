@@ -26,6 +26,7 @@ from madeira.broker.hands import Hand, Hands
 from madeira.broker.queues import DELIVER, KEYED, Beat, Ensure, LaneLookup, Queues, is_key
 from madeira.errors import BrokerUnavailable
 from madeira.log import get
+from madeira.store.schema import is_misfit
 
 log = get(__name__)
 
@@ -37,36 +38,46 @@ BATCH_MESSAGES: Final = 2
 class Gate:
     """Closed while Postgres is away: a worker that cannot record an outcome must not ask for work.
 
-    `probe` is asked at most once a second while the gate is closed.
+    `trouble` tells why Postgres cannot be used, and is asked at most once a second while the gate is closed; `clock` gives
+    monotonic seconds.
     """
 
-    def __init__(self, probe: Callable[[], bool]) -> None:
-        self._probe = probe
+    def __init__(self, *, trouble: Callable[[], str | None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._trouble = trouble
+        self._clock = clock
+        #: What was last in the way.
+        self._why: str | None = None
         self._lock = threading.Lock()
         self._closed_until: float | None = None
 
-    def close(self) -> None:
-        """Ask for no more messages until Postgres answers."""
-        if self._closed_until is None:
-            log.warning("store.away", detail="asking for no messages until Postgres answers")
-        self._closed_until = time.monotonic() + 1.0
+    def close(self, why: str) -> None:
+        """Ask for no more messages until Postgres can be used."""
+        self._tell(why)
+        self._closed_until = self._clock() + 1.0
 
     def is_open(self) -> bool:
         """Whether messages may be asked for."""
         closed_until = self._closed_until
         if closed_until is None:
             return True
-        if time.monotonic() < closed_until or not self._lock.acquire(blocking=False):
+        if self._clock() < closed_until or not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._probe():
-                self._closed_until = None
+            why = self._trouble()
+            if why is None:
+                self._closed_until = self._why = None
                 log.info("store.back")
                 return True
-            self._closed_until = time.monotonic() + 1.0
+            self.close(why)
             return False
         finally:
             self._lock.release()
+
+    def _tell(self, why: str) -> None:
+        """Once; and once more when it turns out that a person has to do something."""
+        before, self._why = self._why, why
+        if before is None or is_misfit(before) != is_misfit(why):
+            log.warning("store.away", reason=why, detail="asking for no messages until Postgres can be used")
 
 
 @contextmanager
@@ -89,7 +100,7 @@ class MadeiraBroker(RedisBroker):
         lanes: settings of lanes that Redis does not know.
         unusable: why a lane that is configured cannot be used in this process; None for every other one.
         lanes_version: version of those settings; higher replaces lower.
-        probe: whether Postgres answers.
+        trouble: why Postgres cannot be used; None when it can.
         middleware: as for any Dramatiq broker.
     """
 
@@ -102,7 +113,7 @@ class MadeiraBroker(RedisBroker):
         lease_margin_s: float,
         lanes: LaneLookup,
         lanes_version: Callable[[], int],
-        probe: Callable[[], bool] = lambda: True,
+        trouble: Callable[[], str | None] = lambda: None,
         unusable: Callable[[str], str | None] = lambda _lane: None,
         middleware: list[Middleware] | None = None,
     ) -> None:
@@ -115,7 +126,7 @@ class MadeiraBroker(RedisBroker):
         self.lanes_version = lanes_version
         self.unusable = unusable
         self.hands = Hands()
-        self.gate = Gate(probe)
+        self.gate = Gate(trouble=trouble)
         #: Processes that beat, this one among them, as of the last beat.
         self.alive = 1
         #: Called (by a consumer) when the epoch is missing.

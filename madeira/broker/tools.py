@@ -73,7 +73,7 @@ class Tools:
         self.rules.start()
         if not self.rules.wait(FIRST_RULES_S):
             # Asks for work once they are there.
-            self.broker.gate.close()
+            self.broker.gate.close(self.rules.missing or "the rules are being read")
         self.claims.start()
         self.settles.start()
         self.pulse.start()

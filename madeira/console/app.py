@@ -171,7 +171,7 @@ def _install_errors(app: "falcon.App[falcon.Request, falcon.Response]", of_all: 
     def away(req: falcon.Request, resp: falcon.Response, error: Exception, params: dict[str, Any]) -> None:
         _log.warning("console.unavailable", reason=str(error))
         store = "Postgres" if isinstance(error, StoreUnavailable) else "Redis"
-        told(req, resp, problems.unavailable(f"{store} cannot be reached at the moment; nothing is lost, try again"), params)
+        told(req, resp, problems.unavailable(f"{problems.why_away(error, store)}; nothing is lost, try again"), params)
 
     def unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: dict[str, Any]) -> None:
         if isinstance(error, falcon.HTTPStatus):

@@ -28,6 +28,7 @@ from madeira.sealing import Sealer
 from madeira.store import configuration
 from madeira.store.configuration import Snapshot, Stored
 from madeira.store.database import BoundedConnection, Database
+from madeira.store.schema import is_misfit
 
 #: Seconds between two looks; a change counts within 2 s.
 _PERIOD_S: Final = 1.0
@@ -58,7 +59,8 @@ class RulesFollower:
         self._period_s = period_s
         self._current: Rules | None = None
         self._conn: BoundedConnection | None = None
-        self._away = False
+        #: Why the rules could not be read when they were last looked for.
+        self._away: str | None = None
         #: The level of the log that the database asks for.
         self._level: str | None = None
         self._first = threading.Event()
@@ -77,9 +79,21 @@ class RulesFollower:
         Raises:
             StoreUnavailable: they were not read yet.
         """
-        if self._current is None:
-            raise StoreUnavailable("sources, endpoints and routes could not be read from Postgres yet")
-        return self._current
+        current = self._current
+        if current is None:
+            raise StoreUnavailable(self._why_none())
+        return current
+
+    @property
+    def missing(self) -> str | None:
+        """Why there are no rules yet; None when there are."""
+        return None if self._current else self._why_none()
+
+    def _why_none(self) -> str:
+        why = self._away
+        if why and is_misfit(why):
+            return why
+        return f"sources, endpoints and routes could not be read from Postgres yet{f': {why}' if why else ''}"
 
     @property
     def version(self) -> int:
@@ -124,19 +138,22 @@ class RulesFollower:
         try:
             self._look()
             if self._away:
-                self._away = False
+                self._away = None
                 log.info("rules.followed_again")
         except (StoreError, psycopg.Error) as e:
             self._hang_up()
-            if not self._away:
-                self._away = True
-                now = (
-                    "the rules from before hold" if self._current else "there are none yet, and nothing is done that needs them,"
-                )
-                log.warning("rules.not_followed", error=str(e), detail=f"{now} until Postgres answers")
+            self._tell_away(str(e))
         except Exception:
             # Whatever it was: this thread is the only one that brings the rules up to date.
             log.exception("rules.look_failed")
+
+    def _tell_away(self, why: str) -> None:
+        """Once; and once more when it turns out that a person has to do something."""
+        before, self._away = self._away, why
+        if before and is_misfit(before) == is_misfit(why):
+            return
+        now = "the rules from before hold" if self._current else "there are none yet, and nothing is done that needs them,"
+        log.warning("rules.not_followed", error=why, detail=f"{now} until Postgres can be read")
 
     def _look(self) -> None:
         conn = self._connection()

@@ -35,9 +35,6 @@ MAX_IDLE_S: Final = 300.0
 #: Seconds that the pool goes on connecting in the background; short, since the next caller begins anew.
 RECONNECT_S: Final = 1.0
 
-#: What is told when the tables are not there, and what to do about it.
-NO_TABLES: Final = "the database has no tables (or not all): run `madeira migrate`"
-
 #: What a pooler says when it does not let ``options`` through.
 _UNSUPPORTED: Final = "unsupported startup parameter"
 
@@ -59,7 +56,10 @@ Told = Callable[[str | None], None]
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection on which no wait is longer than `limit_s` seconds; past it the connection is closed."""
+    """A connection on which no wait is longer than `limit_s` seconds; past it the connection is closed.
+
+    That a table is not there is told on it as what it means: whoever logs or shows the error says the remedy by that.
+    """
 
     limit_s: float = math.inf
 
@@ -116,11 +116,17 @@ class BoundedConnection(psycopg.Connection[Any]):
             return super().connect(conninfo, **(kwargs | {"options": "", "prepare_threshold": None}))
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """Wait for an answer, at most `limit_s` seconds."""
+        """Wait for an answer, at most `limit_s` seconds.
+
+        Raises:
+            psycopg.errors.UndefinedTable: with `schema.NO_TABLES` as its text, and the server's own words as its cause.
+        """
         if timeout is None and self.limit_s != math.inf:
             timeout = self.limit_s
         try:
             return super().wait(gen, interval, timeout)
+        except psycopg.errors.UndefinedTable as e:
+            raise psycopg.errors.UndefinedTable(schema.NO_TABLES) from e
         except psycopg.OperationalError as e:
             if type(e).__name__ == "_WaitTimeout":
                 self.pgconn.finish()
@@ -206,12 +212,11 @@ class Database:
         with self._mapped():
             return BoundedConnection.connect(self._url, autocommit=True, **self._kwargs)
 
-    def probe(self, timeout_s: float = 1.0) -> bool:
-        """Whether Postgres answers, takes writes and has our tables, none missing; takes about `timeout_s` at most."""
-        return self.trouble(timeout_s) is None
-
     def trouble(self, timeout_s: float = 1.0) -> str | None:
-        """Why Postgres cannot be used at this moment; None when it can. Takes about `timeout_s` at most."""
+        """Why Postgres cannot be used; None when it answers, takes writes and has our tables, none missing.
+
+        Takes about `timeout_s` at most.
+        """
         try:
             with self._mapped(), self._pool.connection(timeout=timeout_s) as conn:
                 limit_s, conn.limit_s = conn.limit_s, timeout_s
@@ -244,7 +249,7 @@ class Database:
         except PoolClosed as e:
             raise StoreUnavailable(f"the pool of connections is not open: {e}") from e
         except psycopg.errors.UndefinedTable as e:
-            raise StoreUnavailable(NO_TABLES) from e
+            raise StoreUnavailable(str(e)) from e
         except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
             if schema.is_misfit(str(e)):
                 raise StoreUnavailable(str(e)) from e

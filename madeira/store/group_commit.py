@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 
 from madeira.errors import StoreUnavailable
-from madeira.store.database import NO_TABLES, BoundedConnection, Database
+from madeira.store.database import BoundedConnection, Database
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -225,7 +225,7 @@ class GroupCommit(Generic[In, Out]):
             self._disconnect()
             raise _Lost(f"Postgres takes no writes: {e}") from e
         except psycopg.errors.UndefinedTable as e:
-            raise StoreUnavailable(NO_TABLES) from e
+            raise StoreUnavailable(str(e)) from e
         except (psycopg.OperationalError, psycopg.InterfaceError) as e:
             if conn.closed:
                 self._disconnect()

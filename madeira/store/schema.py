@@ -18,7 +18,10 @@ FOLDER: Final = Path(__file__).parent.parent / "migrations"
 #: What was applied. That there is no such table tells that nothing was.
 APPLIED: Final = "SELECT name FROM schema_migration"
 
-#: How every misfit begins.
+#: What is told when the tables are not there, and what to do about it.
+NO_TABLES: Final = "the database has no tables (or not all): run `madeira migrate`"
+
+#: How every other misfit begins.
 _MISFIT: Final = "the tables are "
 
 #: The end of the name of a migration that takes away what versions used that do not know the one with this number.
@@ -62,5 +65,5 @@ def misfit(applied: Collection[str], names: Collection[str]) -> str | None:
 
 
 def is_misfit(text: str) -> bool:
-    """Whether `text` is what `misfit` told."""
-    return text.startswith(_MISFIT)
+    """Whether `text` tells of tables that are not there, or do not fit: a person has to do something."""
+    return text == NO_TABLES or text.startswith(_MISFIT)

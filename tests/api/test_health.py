@@ -128,6 +128,7 @@ def test_a_database_without_tables_is_told_with_its_remedy(
     assert "madeira migrate" in ready.json["postgres"]
     for reply in (api.post(event("early")), api.get("/v1/events/early", source="shop")):
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
+        assert "madeira migrate" in reply.json["detail"]
     migrate(empty_database_url)
     assert api.get("/readyz").status == 200
     api.configure(CONFIG)

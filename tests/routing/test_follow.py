@@ -2,10 +2,12 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
+from psycopg import sql
 from structlog.testing import capture_logs
 
 from madeira import sealing
@@ -17,7 +19,8 @@ from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store import configuration
 from madeira.store.database import Database
-from tests.servers import OwnPostgres
+from madeira.store.schema import NO_TABLES
+from tests.servers import OwnPostgres, with_database
 from tests.system.harness import KEY
 from tests.system.harness import configurator as make_configurator
 
@@ -288,16 +291,35 @@ def test_while_postgres_is_away_the_rules_from_before_hold(own_postgres: OwnPost
 
 
 def test_a_database_without_tables_is_told_and_waited_for(empty_database_url: str, follow: Follow) -> None:
-    """A process that starts before the migration begins to work after it."""
+    """A process that starts before the migration says what to do, to whoever needs rules too, and begins to work after it."""
     from madeira.store.migrate import migrate
 
     database = Database(url=empty_database_url, application="tests", pool_max=1)
     with capture_logs() as lines:
         follower = follow(database=database, period_s=0.1)
         until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+        with pytest.raises(StoreUnavailable, match="run `madeira migrate`"):
+            follower.need()
         migrate(empty_database_url)
         assert follower.wait(10)
+    assert [line["error"] for line in lines if line["event"] == "rules.not_followed"] == [NO_TABLES]
     assert follower.need().sources == {}
+
+
+def test_what_a_person_must_mend_is_told_though_something_else_was_told_before(postgres_url: str, follow: Follow) -> None:
+    """First there is no database, then it has no tables: each is told once, however often it is found."""
+    name = f"madeira_test_{uuid.uuid4().hex[:12]}"
+    database = Database(url=with_database(postgres_url, name), application="tests", pool_max=1)
+    with psycopg.connect(postgres_url, autocommit=True) as admin, capture_logs() as lines:
+        follower = follow(database=database, period_s=0.01)
+        until(lambda: bool(lines))
+        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        until(lambda: len(lines) > 1)
+        follower.stop()
+        admin.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+    first, second = (str(line["error"]) for line in lines)
+    assert f'database "{name}" does not exist' in first
+    assert second == NO_TABLES
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

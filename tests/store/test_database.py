@@ -1,6 +1,7 @@
 """Connections: bounded waits, no dead ones handed out, nothing that a fork or a pooler spoils."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from madeira.errors import StoreUnavailable
 from madeira.store import events
 from madeira.store.database import Database
+from madeira.store.schema import NO_TABLES
 from tests.servers import OwnPostgres
 from tests.store.making import new_event
 from tests.store.waiting import at_once, good, terminate
@@ -64,7 +66,7 @@ def test_a_server_that_is_away_is_told_in_time(away: Database) -> None:
     start = time.monotonic()
     with pytest.raises(StoreUnavailable):
         one(away)
-    assert not away.probe(0.5)
+    assert away.trouble(0.5) is not None
     assert time.monotonic() - start < LIMIT_S
     with pytest.raises(StoreUnavailable):
         away.connect()
@@ -87,11 +89,11 @@ def test_the_probe_asks_now(own_postgres: OwnPostgres) -> None:
     """Yes while Postgres answers, no while it is away, yes again when it is back."""
     database = Database(url=own_postgres.url, application="tests", pool_max=1)
     database.open()
-    assert database.probe()
+    assert database.trouble() is None
     own_postgres.kill()
-    assert not database.probe(0.2)
+    assert database.trouble(0.2) is not None
     own_postgres.start()
-    assert database.probe()
+    assert database.trouble() is None
     database.close()
 
 
@@ -156,7 +158,7 @@ def test_a_frozen_server_holds_a_caller_no_longer_than_its_limit(own_postgres: O
     with pytest.raises(StoreUnavailable):
         one(database)
     assert time.monotonic() - start < LIMIT_S
-    assert not database.probe()
+    assert database.trouble() is not None
     with pytest.raises(psycopg.OperationalError, match="did not answer"):
         dedicated.execute("SELECT 1")
     assert dedicated.closed
@@ -174,6 +176,19 @@ def test_a_session_has_its_limits(database_url: str) -> None:
     with database.connect() as conn:
         values = [conn.execute(f"SHOW {name}".encode()).fetchone() for name in shown]
     assert values == [("7s",), ("7s",), ("madeira tests",), ("off",), ("off",), ("7MB",)]
+
+
+def test_a_table_that_is_not_there_is_told_with_its_remedy(empty_database_url: str) -> None:
+    """On every road: a pooled connection, a dedicated one, and the probe; the server's own words are the cause."""
+    database = Database(url=empty_database_url, application="tests", pool_max=1)
+    database.open()
+    with database.connect() as conn, pytest.raises(psycopg.errors.UndefinedTable, match=f"^{re.escape(NO_TABLES)}$") as told:
+        conn.execute("SELECT FROM configuration")
+    assert 'relation "configuration" does not exist' in str(told.value.__cause__)
+    with pytest.raises(StoreUnavailable, match=f"^{re.escape(NO_TABLES)}$"), database.connection() as conn:
+        conn.execute("SELECT FROM configuration")
+    assert database.trouble() == NO_TABLES
+    database.close()
 
 
 @pytest.mark.direct

@@ -487,13 +487,13 @@ def test_without_tables_the_remedy_is_told(empty_database_url: str) -> None:
     database.open()
     commits = GroupCommit(name="events", database=database, run=events.insert, rerun_unknown=True)
     try:
-        assert not database.probe()
+        assert database.trouble() is not None
         with pytest.raises(StoreUnavailable, match="madeira migrate"):
             commits.submit(new_event(), 5)
         with pytest.raises(StoreUnavailable, match="madeira migrate"), database.connection() as conn:
             events.find(conn, "shop", "none")
         migrate(empty_database_url)
-        assert database.probe()
+        assert database.trouble() is None
         assert not commits.submit(new_event(), 5).duplicate
     finally:
         commits.stop(5)

@@ -191,7 +191,8 @@ class Madeira:
             **(env or {}),
         }
         self.config = ""
-        self.configure(config)
+        if config:
+            self.configure(config)
         self.processes: list[Process] = []
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=15, trust_env=False)
         self._db: psycopg.Connection[dict[str, Any]] | None = None
