@@ -123,6 +123,10 @@ class Claimed:
     #: A body that a template made; None when it follows from the event.
     body: str | None = None
     routing_key: str | None = None
+    #: What it was queued for: ``fresh``, ``retry`` or ``replay``.
+    line: str = "fresh"
+    #: The job that had it sent again, if one did, through the retries that follow.
+    job_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,10 @@ class Call:
             "madeira.endpoint": claim.endpoint,
             "madeira.attempt": claim.attempt,
         }
+        if claim.line == "replay":
+            attributes["madeira.replay"] = True
+        if claim.job_id is not None:
+            attributes["madeira.job_id"] = claim.job_id
         if claim.attempt > 1:
             attributes["http.request.resend_count"] = claim.attempt - 1
         self._span = spans.begin(

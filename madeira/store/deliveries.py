@@ -59,7 +59,8 @@ _CLAIM: Final = f"""
             updated_at = now()
         FROM held h
         WHERE d.id = h.id
-        RETURNING d.id, d.event_seq, d.endpoint, d.lane, d.attempt, d.failures, d.claim_token, d.budget_from, d.body),
+        RETURNING d.id, d.event_seq, d.endpoint, d.lane, d.attempt, d.failures, d.claim_token, d.budget_from, d.body,
+                  d.line, d.job_id),
     lost AS (
         INSERT INTO delivery_log (delivery_id, attempt, token, started_at, outcome, error_code, reason, settled_as)
         SELECT h.id, h.attempt, h.claim_token, h.claimed_at, 'lost', 'platform',
@@ -69,7 +70,7 @@ _CLAIM: Final = f"""
     SELECT c.id, c.event_seq, c.endpoint, c.lane, c.attempt, c.failures, c.claim_token::text,
            greatest(0, extract(epoch FROM now() - c.budget_from))::float8,
            e.source, e.event_id, e.event_type, e.target_uri, e.payload, e.parameters, e.trace_id, e.traceparent,
-           e.created_at, c.body, e.routing_key
+           e.created_at, c.body, e.routing_key, c.line, c.job_id
     FROM claimed c JOIN event e ON e.seq = c.event_seq
 """  # noqa: S608
 

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from madeira.broker.queues import ROUTE, Ensure
+from madeira.broker.queues import ROUTE, Ensure, ensure_delivery
+from madeira.broker.waking import wake_jobs
+from madeira.store import jobs, replay
+from madeira.store.jobs import NewJob
+from madeira.store.selection import Selection
 from tests.actors.conftest import Make
 from tests.collector import CLIENT, CONSUMER, ERROR, PRODUCER, Collector
 from tests.receiver import Answer, Receiver
@@ -91,6 +95,48 @@ def test_routing_is_a_span_for_each_event_and_a_dead_letter_is_one(make: Make, r
     dead = of["dead_letter", TRACE]
     assert (dead.parent, dead.attributes["madeira.failure_class"]) == (PARENT, "receiver")
     assert of["deliver a", TRACE].parent == PARENT
+
+
+def test_what_is_replayed_goes_on_in_its_trace_and_says_that_it_is_a_replay(
+    make: Make, receiver: Receiver, collector: Collector
+) -> None:
+    """By a person, by force, and by a job, whose number its retries bear too; below the span of the post each time."""
+    for status in (400, 200, 200, 400, 503, 200):
+        receiver.queue("/a", Answer(status=status))
+    process = make({"url": receiver.url("/a"), "retry": {"initial": 0.1, "max": 0.1}}, traces="otlp")
+    process.start()
+    ref = process.routed(traceparent=UPSTREAM)
+    process.wait_status(ref, "dead")
+
+    def again(**options: bool) -> None:
+        event = process.event(ref)
+        done = replay.replay(process.conn, event["source"], event["event_id"], "ann", "mended", **options)
+        assert done is not None
+        process.queues.ensure([ensure_delivery(one) for one in done.refs])
+
+    again()
+    process.wait_status(ref, "succeeded")
+    again(force=True)
+    receiver.wait_for(3)
+    process.wait_status(ref, "succeeded")
+    again(force=True)
+    process.wait_status(ref, "dead")
+    job, _ = jobs.create(process.conn, NewJob("replay", Selection(), "mended"), "ann")
+    wake_jobs(process.queues)
+    receiver.wait_for(6)
+    process.wait_status(ref, "succeeded")
+
+    attempts = [s for s in collector.wait_named(*["deliver a"] * 6) if s.name == "deliver a"]
+    assert {(s.trace, s.parent) for s in attempts} == {(TRACE, PARENT)}
+    said = [tuple(s.attributes.get(f"madeira.{name}") for name in ("attempt", "replay", "job_id")) for s in attempts]
+    assert said == [
+        (1, None, None),
+        (2, True, None),
+        (3, True, None),
+        (4, True, None),
+        (5, True, job["id"]),
+        (6, None, job["id"]),
+    ]
 
 
 def test_a_trace_that_is_not_recorded_goes_on_unrecorded(make: Make, receiver: Receiver, collector: Collector) -> None:

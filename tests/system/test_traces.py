@@ -54,5 +54,6 @@ def test_post_route_and_attempts_are_one_trace_through_restarts_and_a_replay(
         (CLIENT, 2, "permanent"),
         (CLIENT, 3, "succeeded"),
     ]
+    assert [s.attributes.get("madeira.replay") for s in attempts] == [None, None, True]
     assert [call.headers["traceparent"] for call in receiver.calls] == [f"00-{TRACE}-{s.id}-01" for s in attempts]
     assert not any(b"the-payload" in call.body for call in collector.calls)
