@@ -145,6 +145,8 @@ WORKERS = Snapshot("workers", "Worker processes that have given a sign of life l
 RECONCILE_LAST_SUCCESS = Snapshot(
     "reconcile_last_success_timestamp_seconds", "When reconcile last came to its end, by the clock of Postgres.", ()
 )
+REPLICA_LAG = Snapshot("replica_lag_seconds", "Age of what the replica of Postgres is known to show, at most.", ())
+REPLICA_USED = Snapshot("replica_used", "Whether lists are read on the replica (1), or on the primary in its stead (0).", ())
 
 #: What the label `endpoint` or `source` is for a name, in whatever this process counts.
 endpoint_label: Final = Names()

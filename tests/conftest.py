@@ -20,7 +20,7 @@ from psycopg import sql
 from madeira.embedded import EmbeddedPostgres, EmbeddedValkey
 from tests.databases import Databases
 from tests.pooling import PROGRAM, Pooler
-from tests.servers import OwnPostgres, OwnRedis, with_database
+from tests.servers import OwnPostgres, OwnRedis, Standby, with_database
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -195,6 +195,15 @@ def own_postgres() -> Iterator[OwnPostgres]:
     yield server
     server.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def standby(own_postgres: OwnPostgres) -> Iterator[Standby]:
+    """A streaming replica of the test's own Postgres."""
+    server = Standby(folder=own_postgres.folder.parent / "standby", primary=own_postgres)
+    server.start()
+    yield server
+    server.stop()
 
 
 def _administer(url: str, statement: str) -> None:

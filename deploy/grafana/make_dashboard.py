@@ -251,6 +251,27 @@ ROWS = [
                 {"{{queue}}": "max by (queue) (madeira_dramatiq_dead_messages)"},
                 width=8,
             ),
+            Panel(
+                "Replica lag",
+                "How old what the replica shows is at most; up to two seconds when all is well. Empty without one.",
+                {"": "madeira:replica_lag_seconds:max"},
+                "s",
+                width=8,
+            ),
+            Panel(
+                "Replica in use",
+                "1: lists are read there. 0: on the primary, since it is away or more than five seconds behind.",
+                {"": "madeira:replica_used:min"},
+                width=8,
+                top=1,
+            ),
+            Panel(
+                "Spans",
+                "Sent to the collector of OpenTelemetry per second, and lost. Empty where traces are off.",
+                {"{{outcome}}": "sum by (outcome) (rate(madeira_spans_total[5m]))"},
+                "ops",
+                width=8,
+            ),
         ],
     ),
 ]

@@ -158,7 +158,7 @@ def create(
     api.add_route("/openapi.json", openapi.Description())
     api.add_route("/healthz", health.Alive())
     api.add_route("/readyz", health.Ready(database=database, queues=queues))
-    api.add_route("/metrics", Numbers(database=database, queues=queues, silence_s=silence_s, token=metrics_token))
+    api.add_route("/metrics", Numbers(database=database, lists=lists, queues=queues, silence_s=silence_s, token=metrics_token))
     return api
 
 

@@ -20,6 +20,7 @@ from madeira.lanes.pace import endpoint_of
 from madeira.lanes.state import STATES
 from madeira.store import gauges, holding
 from madeira.store.database import Database
+from madeira.store.replica import Lists
 
 #: Seconds between two looks at the pools of a process.
 _PERIOD_S: Final = 5.0
@@ -34,11 +35,12 @@ class Numbers:
     """The page. What cannot be told is left out; the page itself never fails.
 
     `silence_s` is after how many seconds without a sign of life a worker counts as gone; `token`, unless it is empty, must come
-    with each request.
+    with each request; `lists` knows how the replica is, if there is one.
     """
 
-    def __init__(self, *, database: Database, queues: Queues, silence_s: float, token: str) -> None:
+    def __init__(self, *, database: Database, lists: Lists, queues: Queues, silence_s: float, token: str) -> None:
         self._database = database
+        self._lists = lists
         self._queues = queues
         self._silence_s = silence_s
         self._token = token
@@ -48,7 +50,7 @@ class Numbers:
         if not metrics_page.is_allowed(req.get_header("Authorization", default=""), self._token):
             raise Problem(401, "the numbers want the bearer token of MADEIRA_METRICS_TOKEN")
         resp.content_type = metrics.CONTENT_TYPE
-        resp.data = metrics.page(*self._from_redis(), *self._from_postgres(), *self._of_lanes())
+        resp.data = metrics.page(*self._from_redis(), *self._from_postgres(), *self._of_lanes(), *self._of_replica())
 
     def _from_redis(self) -> list[Metric]:
         try:
@@ -76,6 +78,13 @@ class Numbers:
         except Exception as e:  # noqa: BLE001  # as above
             _log.warning("metrics.postgres_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
         return families
+
+    def _of_replica(self) -> list[Metric]:
+        """How the replica is, as this process found it; nothing where none is named."""
+        lag_s = self._lists.lag_s
+        if lag_s is None:
+            return []
+        return [metrics.REPLICA_LAG.of({(): lag_s}), metrics.REPLICA_USED.of({(): float(self._lists.uses_replica)})]
 
     def _of_lanes(self) -> list[Metric]:
         """How many lanes of each endpoint are in which state; an endpoint without anything waiting has one."""

@@ -72,8 +72,10 @@ class Lists:
         self._max_age_s = max_age_s
         self._clock = clock
         self._written: deque[_Written] = deque(maxlen=max(2, int(max_age_s / _LOOK_S) + 2))
-        #: What the primary had written by then is on the replica, by `clock`.
+        #: What the primary had written by then is on the replica, by `clock`; none of it counts once it refused a read.
         self._fresh_at = float("-inf")
+        #: The same for whoever watches it, whom a refusal tells nothing about its age.
+        self._shown_at = clock()
         self._told: bool | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -118,6 +120,14 @@ class Lists:
         """Whether the replica is there, and not too far behind."""
         return self._clock() - self._fresh_at <= self._max_age_s
 
+    @property
+    def lag_s(self) -> float | None:
+        """How old what the replica is known to show is, in seconds; None without one.
+
+        It rises from one look to the next, by a second or so, and for as long as the replica is away, or is none.
+        """
+        return None if self._replica is None else self._clock() - self._shown_at
+
     def look(self) -> str | None:
         """See how far the replica is behind; the answer is why it is not used, None when it is."""
         assert self._replica is not None
@@ -132,7 +142,7 @@ class Lists:
             return "it is a replica of another server, or another database: lists would be those of somebody else"
         shown = [written.at for written in self._written if written.place <= replayed]
         if shown:
-            self._fresh_at = shown[-1]
+            self._fresh_at = self._shown_at = shown[-1]
         return None if self.uses_replica else f"it is more than {self._max_age_s:g} s behind"
 
     def _tell(self, trouble: str | None) -> None:

@@ -16,6 +16,7 @@ from madeira.api import numbers, problems
 from madeira.api.numbers import Numbers
 from madeira.broker.queues import KEYED, ORDINARY, Queues
 from madeira.store.database import Database
+from madeira.store.replica import Lists
 
 Client = Callable[..., testing.TestClient]
 
@@ -30,9 +31,11 @@ def client(database_url: str, redis_url: str) -> Iterator[Client]:
             queues = stack.enter_context(contextlib.closing(Queues(redis_url=redis_url, namespace="m", timeout_s=2.0)))
             database = stack.enter_context(contextlib.closing(Database(url=database_url, application="tests", pool_max=2)))
             database.open()
+            lists = Lists(primary=database)
+            numbers = Numbers(database=database, lists=lists, queues=queues, silence_s=60.0, token=token)
             app = falcon.App()
             problems.install(app)
-            app.add_route("/metrics", Numbers(database=database, queues=queues, silence_s=60.0, token=token))
+            app.add_route("/metrics", numbers)
             return testing.TestClient(app)
 
         yield make
@@ -46,6 +49,7 @@ def test_the_state_of_the_whole_is_told(client: Client, database_url: str, redis
         assert f'madeira_dramatiq_dead_messages{{queue="{queue}"}} 0.0' in page
     assert "\nmadeira_workers 0.0" in page
     assert "\nmadeira_reconcile_last_success_timestamp_seconds " not in page
+    assert "madeira_replica" not in page
     with psycopg.connect(database_url, autocommit=True) as c:
         c.execute("INSERT INTO reconcile_run (finished_at, duration_s, holder, counts) VALUES (to_timestamp(1e9), 1, 'h', '{}')")
     with redis.Redis.from_url(redis_url) as r:

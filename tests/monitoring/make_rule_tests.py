@@ -67,6 +67,11 @@ def lane(state: str, values: str, endpoint: str = "shop") -> dict[str, str]:
     return {f'madeira_lane_state{{{labels},instance="api{n}:8000",job="madeira-api"}}': values for n in (1, 2)}
 
 
+def replica(used: str, api: int = 1) -> dict[str, str]:
+    """Whether an API reads lists on the replica."""
+    return {f'madeira_replica_used{{instance="api{api}:8000",job="madeira-api"}}': used.strip()}
+
+
 CASES = [
     Case("MadeiraApiMissing", "the API is down", "10m", {f"up{{{API}}}": "1 1 0x20"}, [{}]),
     Case(
@@ -169,6 +174,10 @@ CASES = [
     Case(
         "MadeiraIntakeFails", "it was away, an hour ago", "80m", posts("shop", accepted="0+80x90", unavailable="0+10x10 100x90")
     ),
+    Case("MadeiraReplicaUnused", "one of two APIs does without it", "25m", replica("1x5 0x30") | replica("1x40", 2), [{}]),
+    Case("MadeiraReplicaUnused", "it comes and goes, and is gone for longer", "40m", replica("1 0 0 " * 20), [{}]),
+    Case("MadeiraReplicaUnused", "it was restarted", "25m", replica("1x9 0 0 0 1x30")),
+    Case("MadeiraReplicaUnused", "there is none", "25m", {f"up{{{API}}}": "1x30"}),
     Case("MadeiraSpansLost", "the collector is away", "20m", {SPANS.format("lost"): "0x10 0+10x30"}, [{}]),
     Case("MadeiraSpansLost", "it takes them", "20m", {SPANS.format("lost"): "7x40", SPANS.format("exported"): "0+10x40"}),
 ]

@@ -23,6 +23,7 @@ from tests.monitoring.make_rule_tests import FOLDER
 from tests.monitoring.prometheus import program, scaled, scraping, since_start
 from tests.monitoring.test_files import ALERTS, PANELS, RULES_AND_CONFIG
 from tests.receiver import Answer, Receiver
+from tests.servers import OwnPostgres, Standby
 from tests.system.harness import SECRET, TOKEN, Madeira, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -55,6 +56,13 @@ def pause(madeira: Madeira, endpoint: str) -> None:
 
 def by(**labels: str) -> frozenset[tuple[str, str]]:
     return frozenset(labels.items())
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """What takes spans."""
+    with Collector() as found:
+        yield found
 
 
 # -- the numbers ----------------------------------------------------------------------------------------------------------
@@ -123,10 +131,15 @@ EXPECTED: dict[str, dict[frozenset[tuple[str, str]], float] | None] = {
     "Time of a call": None,
     "From acceptance to success": None,
     "Connections of the pools": None,
+    "Replica lag": None,
+    "Replica in use": {by(): 1},
+    "Spans": None,
 }
 
 
-def test_every_panel_and_every_recording_rule_shows_what_happened(open_site: Open, receiver: Receiver, tmp_path: Path) -> None:
+def test_every_panel_and_every_recording_rule_shows_what_happened(
+    open_site: Open, receiver: Receiver, collector: Collector, own_postgres: OwnPostgres, standby: Standby, tmp_path: Path
+) -> None:
     """To the event, by source and endpoint.
 
     Rates are asked for as sums since the beginning: over minutes Prometheus extrapolates, and no number would be exact.
@@ -135,7 +148,8 @@ def test_every_panel_and_every_recording_rule_shows_what_happened(open_site: Ope
     names = ("good", "flaky", "broken", "held")
     endpoints = {name: {"url": receiver.url(f"/{name}"), "retry": retry} for name in names}
     # On a busy machine a key may be on its way for longer than a reconcile that runs each second waits.
-    site = open_site(endpoints, config=SHOP, env={"MADEIRA_RECONCILE_S": "60"})
+    env = {"MADEIRA_RECONCILE_S": "60", "MADEIRA_REPLICA_URL": standby.url, **collector.env()}
+    site = open_site(endpoints, config=SHOP, env=env, database_url=own_postgres.url)
     with scraping(folder=tmp_path / "prometheus", targets=site.targets, rewrite=since_start) as prometheus:
         script(site, receiver)
         panels = [(p["title"], t["expr"]) for p in PANELS for t in p["targets"]]
@@ -229,15 +243,8 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
         thread.join()
 
 
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    """What takes spans."""
-    with Collector() as found:
-        yield found
-
-
 def test_each_alert_fires_when_its_fault_is_there(
-    open_site: Open, receiver: Receiver, collector: Collector, tmp_path: Path
+    open_site: Open, receiver: Receiver, collector: Collector, own_postgres: OwnPostgres, standby: Standby, tmp_path: Path
 ) -> None:
     """With minutes made seconds. Before anything is broken none fires but that of the scheduler, which ticks by the minute."""
     breaker = {"enabled": True, "hold": 60}
@@ -249,7 +256,8 @@ def test_each_alert_fires_when_its_fault_is_there(
             "dying": {"url": receiver.url("/dying"), "breaker": breaker},
         },
         config=SHOP,
-        env=collector.env(),
+        env={"MADEIRA_REPLICA_URL": standby.url, **collector.env()},
+        database_url=own_postgres.url,
     )
     madeira = site.madeira
     fired: set[str] = set()
@@ -294,6 +302,8 @@ def test_each_alert_fires_when_its_fault_is_there(
         collector.answer(PATH, Answer(status=400))
         with again_and_again(lambda: send("good.x"), 0.2):
             fires("MadeiraSpansLost")
+        standby.kill()
+        fires("MadeiraReplicaUnused")
         later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
         madeira.post("good.x", deliver_at=later)
         with again_and_again(lambda: madeira.redis.delete(f"{madeira.namespace}:route:delayed"), 0.5):

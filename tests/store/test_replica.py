@@ -14,18 +14,10 @@ from madeira.settings import Settings
 from madeira.store.database import Database
 from madeira.store.replica import MAX_AGE_S, Lists
 from tests.api.serving import Api, event, wait_until
+from tests.api.test_health import number
 from tests.servers import OwnPostgres, Standby
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def standby(own_postgres: OwnPostgres) -> Iterator[Standby]:
-    """A replica of the test's own Postgres."""
-    server = Standby(folder=own_postgres.folder.parent / "standby", primary=own_postgres)
-    server.start()
-    yield server
-    server.stop()
 
 
 class Clock:
@@ -89,12 +81,17 @@ def test_lists_are_read_on_a_replica_until_it_is_too_far_behind_and_again_when_i
         write(own_postgres.url)
         found.look()
         assert found.read(on_replica)
+        before = found.lag_s
         clock.ahead_s += MAX_AGE_S + 1
         found.look()
         assert not found.read(on_replica)
+        assert before is not None
+        assert found.lag_s == pytest.approx(before + MAX_AGE_S + 1, abs=2)
         replay(standby, "resume")
         until_used(found)
         assert found.read(on_replica)
+        assert found.lag_s is not None
+        assert found.lag_s < MAX_AGE_S
 
 
 @pytest.mark.parametrize("how", ["stall", "kill"])
@@ -182,12 +179,16 @@ def test_the_api_lists_what_its_replica_knows_and_shows_one_event_as_it_is(
     """A list from a replica that stands still lacks what came since, for five seconds; what is about the one event has it."""
     api = serve(own_postgres.url, redis_url, MADEIRA_REPLICA_URL=standby.url, MADEIRA_PROCESSES="1")
     wait_until(lambda: b"replica.used" in api.log.read_bytes(), "the replica to be used")
+    assert number(api, "madeira_replica_used") == 1
+    assert 0 < (number(api, "madeira_replica_lag_seconds") or 0) < MAX_AGE_S
     replay(standby, "pause")
     assert api.post(event("new")).status == 202
     assert listed(api) == [], "it was read on the replica"
     assert api.get("/v1/events/new?source=shop", admin=True).status == 200
     wait_until(lambda: listed(api) == ["new"], "the list to be read on the primary", MAX_AGE_S + 5)
     wait_until(lambda: b"replica.not_used" in api.log.read_bytes(), "a line that says so")
+    assert number(api, "madeira_replica_used") == 0
+    assert (number(api, "madeira_replica_lag_seconds") or 0) > MAX_AGE_S
 
 
 def listed(api: Api) -> list[str]:
