@@ -9,6 +9,7 @@ statements where it has not. It asks in the same breath whether this version may
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -34,6 +35,9 @@ MAX_IDLE_S: Final = 300.0
 
 #: Seconds that the pool goes on connecting in the background; short, since the next caller begins anew.
 RECONNECT_S: Final = 1.0
+
+#: Seconds after which a session that is at work has its statements planned anew.
+PLANS_S: Final = 10.0
 
 #: What a pooler says when it does not let ``options`` through.
 _UNSUPPORTED: Final = "unsupported startup parameter"
@@ -63,6 +67,9 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     limit_s: float = math.inf
 
+    #: When its plans were last made anew, by `time.monotonic`.
+    _planned_at: float = -math.inf
+
     @classmethod
     def connect(  # type: ignore[override]
         cls, conninfo: str = "", *, limit_s: float = math.inf, told: "Told" = lambda _failure: None, **kwargs: Any
@@ -83,7 +90,22 @@ class BoundedConnection(psycopg.Connection[Any]):
             raise
         told(None)
         conn.limit_s = limit_s
+        conn._planned_at = time.monotonic()
         return conn
+
+    def plan_anew(self) -> None:
+        """Have what Postgres keeps of plans made anew when it is next used, unless that was done in the last `PLANS_S` seconds.
+
+        Postgres does so itself once it has analysed a table: a minute or two after it has grown, in which a plan that was made
+        for a dozen rows may read a hundred thousand (`docs/decisions.md`). Call it outside of a transaction.
+        """
+        now = time.monotonic()
+        if now - self._planned_at < PLANS_S:
+            return
+        self._planned_at = now
+        autocommit, self.autocommit = self.autocommit, True
+        self.execute("DISCARD PLANS", prepare=False)
+        self.autocommit = autocommit
 
     def _greet(self) -> None:
         """Ask what stands at the other end, and go by it."""
@@ -293,10 +315,11 @@ def is_direct(conn: "psycopg.Connection[Any]") -> bool:
 
 
 def _check(conn: BoundedConnection) -> None:
-    """Whether a pooled connection still lives: one empty query, with a short limit."""
+    """Whether a pooled connection still lives: one empty query, with a short limit. Its plans are made anew from time to time."""
     limit_s, conn.limit_s = conn.limit_s, CHECK_S
     try:
         ConnectionPool.check_connection(conn)
+        conn.plan_anew()
     finally:
         conn.limit_s = limit_s
 

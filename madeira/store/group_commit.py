@@ -219,6 +219,7 @@ class GroupCommit(Generic[In, Out]):
         """
         conn = self._connected()
         try:
+            conn.plan_anew()
             return self._run(conn, [waiter.item for waiter in group])
         except psycopg.errors.ReadOnlySqlTransaction as e:
             # The server became a standby: another one takes writes now, and a new connection finds it.

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -18,6 +19,7 @@ import pytest
 from madeira.errors import StoreUnavailable
 from madeira.store import events
 from madeira.store.database import Database
+from madeira.store.group_commit import GroupCommit
 from madeira.store.schema import NO_TABLES
 from tests.servers import OwnPostgres
 from tests.store.making import new_event
@@ -205,6 +207,59 @@ def test_a_slow_statement_is_ended_by_the_server(database_url: str) -> None:
         dawdle()
     assert one(database) == 1
     database.close()
+
+
+def make_small(conn: psycopg.Connection[Any]) -> None:
+    """A table of this session, with one row."""
+    conn.execute("SET enable_seqscan = on")
+    conn.execute("CREATE TEMPORARY TABLE small AS SELECT 0 AS id, '' AS text")
+    conn.execute("CREATE INDEX ON small (id)")
+    conn.execute("ANALYZE small")
+
+
+def grow_small(conn: psycopg.Connection[Any]) -> None:
+    """It grows after a plan was made that is kept."""
+    for _ in range(12):
+        look_up(conn)
+    conn.execute("INSERT INTO small SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
+
+
+def look_up(conn: psycopg.Connection[Any]) -> int:
+    """Find one row of it; how many were read to that end."""
+    read = "SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'small'::regclass"
+    with conn.transaction():
+        before = conn.execute(read).fetchone()
+        conn.execute("SELECT text FROM small WHERE id = %s", [7], prepare=True)
+        after = conn.execute(read).fetchone()
+    assert before is not None
+    assert after is not None
+    return int(after[0] - before[0])
+
+
+@pytest.mark.direct
+def test_plans_are_made_anew_from_time_to_time(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a pooled connection and on that of group commits: one that was made for a table of a row reads it all, until then."""
+    database = Database(url=database_url, application="tests", pool_max=1)
+    database.open()
+
+    def run(conn: psycopg.Connection[Any], items: list[Callable[[psycopg.Connection[Any]], Any]]) -> list[Any]:
+        return [item(conn) for item in items]
+
+    commits = GroupCommit(name="tests", database=database, run=run, rerun_unknown=False)
+    read = []
+    for step in (make_small, grow_small):
+        with database.connection() as conn:
+            step(conn)
+        commits.submit(step, 10)
+    for plans_s in (60.0, 0.0):
+        monkeypatch.setattr("madeira.store.database.PLANS_S", plans_s)
+        with database.connection() as conn:
+            read.append(look_up(conn))
+            assert not conn.autocommit
+        read.append(commits.submit(look_up, 10))
+    commits.stop(5)
+    database.close()
+    assert read == [5001, 5001, 0, 0]
 
 
 def test_a_pool_that_is_not_open_says_so(database_url: str) -> None:
