@@ -58,7 +58,8 @@ def test_a_stall_during_fetch_and_enqueue_strands_and_doubles_nothing(stage: Sta
     assert attempts(stage, expected) == expected
     assert "Timeout reading from socket" in stage.logs(), "the case was met: answers came too late"
     wait_until(lambda: all(size.held == 0 for size in stage.queues.sizes(KEYED).values()), what="empty hands")
-    assert max(took) < 0.6, "accepted without waiting for Redis"
+    # How soon exactly is measured where nothing else runs, by the tests of the API's outages.
+    assert max(took) < STALL_S / 2, "accepted without waiting for Redis"
 
 
 def attempts(stage: Stage, event_ids: dict[str, int]) -> dict[str, int]:
