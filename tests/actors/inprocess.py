@@ -140,6 +140,12 @@ class InProcess:
         """Where the broker has a delivery."""
         return self.queues.where(DELIVER, [delivery_key(ref)])[0]
 
+    def due_later_in_redis_s(self, ref: DeliveryRef) -> float:
+        """By how many seconds a delayed delivery is due later in Redis than in Postgres; both have the clock of this machine."""
+        score = self.redis.zscore("m:deliver:delayed", delivery_key(ref))
+        assert score is not None, "it is not delayed"
+        return float(score) / 1000 - self.delivery(ref)["next_attempt_at"].timestamp()
+
     def wait_status(self, ref: DeliveryRef, status: str, timeout: float = 10.0) -> dict[str, Any]:
         """Wait until a delivery has a state; its row."""
         row: dict[str, Any] = wait_until(

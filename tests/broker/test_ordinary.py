@@ -406,7 +406,7 @@ def test_a_job_that_takes_longer_than_the_silence_stays_with_its_living_worker(r
         seen.add("started")
         go.wait(10)
 
-    with ordinary(redis_url, silence_s=0.3) as busy, ordinary(redis_url, silence_s=0.3) as idle:
+    with ordinary(redis_url, silence_s=0.8) as busy, ordinary(redis_url, silence_s=0.8) as idle:
         for process in (busy, idle):
             process.actor(work, actor_name="work")
         busy.start(threads=1)
