@@ -1,5 +1,6 @@
 """Queues on a real server, with an epoch, and a short way to take turns."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,13 @@ class Player:
     def take(self, queue: str = DELIVER, *, room: int = 1) -> list[str]:
         """The keys that a turn brought."""
         return [grant.key for grant in self.turn(queue, room=room).grants]
+
+    def take_soon(self) -> list[str]:
+        """What the first turn brings that brings anything."""
+        deadline = time.monotonic() + 5
+        while not (keys := self.take()):
+            assert time.monotonic() < deadline, "nothing came"
+        return keys
 
     def finish(self, key: str, kind: Any = "f", *, due: float = 0.0, room: int = 0, refund: bool = False) -> Turn:
         """Finish a key in hand."""

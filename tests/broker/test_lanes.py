@@ -39,14 +39,6 @@ def call(player: Player, verdict: Any) -> str:
     return key
 
 
-def take_soon(player: Player, timeout_s: float = 5.0, room: int = 1) -> list[str]:
-    """What the first turn brings that brings anything."""
-    deadline = time.monotonic() + timeout_s
-    while not (keys := player.take(room=room)):
-        assert time.monotonic() < deadline, "nothing came"
-    return keys
-
-
 def breaker(queues: Queues, name: str = "a") -> str:
     (state,) = queues.lane_states([name])
     return state.breaker.state
@@ -139,7 +131,7 @@ def test_a_receiver_that_asks_to_be_left_alone_is_and_the_later_of_two_wishes_co
     (place,) = queues.where(DELIVER, ["3:3:a"])
     assert place.limit == "retry_after"
     assert 0.3 < place.delay_s <= 0.5
-    take_soon(player)
+    player.take_soon()
     assert 0.49 < time.monotonic() - asked < 0.9
 
 
@@ -234,7 +226,7 @@ def test_an_open_one_lets_one_try_and_stays_open_twice_as_long_each_time_that_fa
     held = []
     for _ in range(3):
         began = time.monotonic()
-        (probe,) = take_soon(player)
+        (probe,) = player.take_soon()
         held.append(time.monotonic() - began)
         assert player.take(room=9) == [], "one, and not more"
         assert breaker(queues) == "half_open"
@@ -258,7 +250,7 @@ def test_while_it_is_open_what_waits_says_so_and_until_when(queues: Queues) -> N
 
 def test_a_success_closes_it_step_by_step(queues: Queues) -> None:
     player = opened(queues, concurrency=6)
-    end(player, take_soon(player)[0], "good")
+    end(player, player.take_soon()[0], "good")
     steps = []
     while breaker(queues) == "ramp":
         keys = player.take(room=20)
@@ -273,7 +265,7 @@ def test_a_success_closes_it_step_by_step(queues: Queues) -> None:
 
 def test_failures_while_it_closes_open_it_again_for_twice_as_long(queues: Queues, redis_url: str) -> None:
     player = opened(queues)
-    end(player, take_soon(player)[0], "good")
+    end(player, player.take_soon()[0], "good")
     for _ in range(5):
         call(player, "bad")
     assert breaker(queues) in OPEN
@@ -283,7 +275,7 @@ def test_failures_while_it_closes_open_it_again_for_twice_as_long(queues: Queues
 @pytest.mark.parametrize(("kind", "refund"), [("b", False), ("d", True), ("s", False)])
 def test_a_probe_that_was_not_called_leaves_its_place_to_the_next(queues: Queues, kind: str, refund: bool) -> None:
     player = opened(queues)
-    (probe,) = take_soon(player)
+    (probe,) = player.take_soon()
     end(player, probe, "", kind, refund=refund)
     assert len(player.take(room=9)) == 1
 
@@ -292,10 +284,10 @@ def test_a_probe_that_was_not_called_leaves_its_place_to_the_next(queues: Queues
 def test_a_probe_whose_worker_died_opens_it_again_and_another_tries_later(queues: Queues) -> None:
     opened(queues, lease_s=0.4)
     dead = Player(queues, "q", threads=1000)
-    take_soon(dead)
+    dead.take_soon()
     began = time.monotonic()
     living = Player(queues, "r", threads=1000)
-    (probe,) = take_soon(living)
+    (probe,) = living.take_soon()
     assert 0.4 + 0.5 - 0.05 < time.monotonic() - began < 1.4
     end(living, probe, "good")
     assert breaker(queues) == "ramp"
@@ -414,7 +406,7 @@ def test_what_is_kept_goes_back_to_its_place_and_its_line(queues: Queues) -> Non
     end(player, "1:1:a", "good", "k")
     (place,) = queues.where(DELIVER, ["1:1:a"])
     assert (place.kind, place.line, place.ahead) == ("waiting", "fresh", 0)
-    assert take_soon(player) == ["1:1:a"]
+    assert player.take_soon() == ["1:1:a"]
 
 
 def test_nothing_is_remembered_of_a_key_that_is_gone(queues: Queues, redis_url: str) -> None:

@@ -1,7 +1,6 @@
 """The rules follow the database while a process runs."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -18,7 +17,7 @@ from madeira.sealing import Sealer
 from madeira.store import configuration
 from madeira.store.database import Database
 from tests.servers import OwnPostgres
-from tests.system.harness import KEY
+from tests.system.harness import KEY, wait_until
 from tests.system.harness import configurator as make_configurator
 
 #: Seconds within which a change must count.
@@ -210,7 +209,7 @@ def test_without_any_rules_yet_nobody_is_told_that_they_hold(follow: Follow) -> 
     with capture_logs() as lines:
         follower = RulesFollower(database=nowhere, sealer=Sealer((KEY,)), period_s=0.01)
         follower.start()
-        until(lambda: any(line["event"] == "rules.not_followed" for line in lines), 10)
+        wait_until(lambda: "rules.not_followed" in [line["event"] for line in lines], what="the line in the log")
         follower.stop()
     [told] = [line["detail"] for line in lines if line["event"] == "rules.not_followed"]
     assert "there are none yet" in told
@@ -252,7 +251,7 @@ def test_without_postgres_a_process_has_no_rules_and_then_gets_them(own_postgres
         own_postgres.stop()
         with capture_logs() as lines:
             follower = follow(database=database, period_s=0.1)
-            until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+            wait_until(lambda: "rules.not_followed" in [line["event"] for line in lines], what="the line in the log")
             assert follower.current is None
             assert follower.version == 0
             with pytest.raises(StoreUnavailable, match="could not be read"):
@@ -276,7 +275,7 @@ def test_while_postgres_is_away_the_rules_from_before_hold(own_postgres: OwnPost
             follower = follow(changes, database=database, period_s=0.1)
             changes.wait()
             own_postgres.stall()
-            until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+            wait_until(lambda: "rules.not_followed" in [line["event"] for line in lines], what="the line in the log")
             own_postgres.kill()
             assert "one" in follower.need().sources
             own_postgres.start()
@@ -294,18 +293,10 @@ def test_a_database_without_tables_is_told_and_waited_for(empty_database_url: st
     database = Database(url=empty_database_url, application="tests", pool_max=1)
     with capture_logs() as lines:
         follower = follow(database=database, period_s=0.1)
-        until(lambda: any(line["event"] == "rules.not_followed" for line in lines))
+        wait_until(lambda: "rules.not_followed" in [line["event"] for line in lines], what="the line in the log")
         migrate(empty_database_url)
         assert follower.wait(10)
     assert follower.need().sources == {}
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Another thread's log is no event that could be waited for."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_the_level_of_the_log_follows_within_two_seconds(
