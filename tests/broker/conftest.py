@@ -1,4 +1,4 @@
-"""Queues on a real server, with an epoch, and a short way to take turns."""
+"""Queues on a real server, with an epoch, and a short way to take turns; and a worker for ordinary messages on them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,7 @@ import pytest
 
 from madeira.broker.queues import DELIVER, Ensure, Finish, Queues, Turn
 from madeira.lanes import LaneSettings
+from tests.broker.ordinary import Ordinary, Seen, ordinary
 
 
 class Player:
@@ -80,3 +81,16 @@ def queues(redis_url: str) -> Iterator[Queues]:
     assert queues.rebuild_commit("nonce")
     yield queues
     queues.close()
+
+
+@pytest.fixture
+def process(redis_url: str) -> Iterator[Ordinary]:
+    """A process on the shared Redis, whose worker the test starts."""
+    with ordinary(redis_url) as process:
+        yield process
+
+
+@pytest.fixture
+def seen() -> Seen:
+    """What the actors did."""
+    return Seen()
