@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.api.serving import CONFIG, Api
+from tests.api.serving import CONFIG, Api, event, rows
 from tests.servers import with_database
 
 
@@ -52,3 +52,12 @@ def shared_api(
     api.stop()
     with psycopg.connect(postgres_url, autocommit=True) as c:
         c.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def leaves_no_row(shared_api: Api) -> Iterator[None]:
+    """Whatever is refused leaves no row, and a good event still passes afterwards on both workers."""
+    before = rows(shared_api.env["MADEIRA_DATABASE_URL"])
+    yield
+    assert rows(shared_api.env["MADEIRA_DATABASE_URL"]) == before
+    assert [shared_api.post(event(uuid.uuid4().hex)).status for _ in range(2)] == [202] * 2
