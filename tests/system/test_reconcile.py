@@ -188,8 +188,12 @@ def test_a_worker_whose_threads_are_busy_keeps_its_calls_and_reconcile_runs_besi
     gate = Gate()
     for lane in stage.lanes:
         receiver.answer(f"/{lane}", Answer(hold=gate))
+    # All calls begin at once: each must last for as long as the test looks at them.
+    stage.worker.freeze()
     with ThreadPoolExecutor(4) as pool:
         ids = [e for page in pool.map(lambda lane: madeira.post_many(8, f"{lane}.x", threads=2), stage.lanes) for e in page]
+    wait_until(lambda: stage.queues.sizes([DELIVER])[DELIVER].ready == len(ids), what="deliveries that wait")
+    stage.worker.thaw()
     # Of eight threads a process deliveries may use six; the last of those is for a lane that holds none.
     receiver.wait_for(10)
     newest, taken_over = "SELECT coalesce(max(id), 0) FROM reconcile_run", stage.told("taken_over")
