@@ -7,7 +7,6 @@ import uuid
 from datetime import UTC, datetime
 
 import psycopg
-import pytest
 
 from madeira.broker.queues import DELIVER, ROUTE, Queues, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
@@ -58,11 +57,6 @@ def shown(api: Api, name: str) -> dict:
 def cancel(api: Api, name: str, body: bytes = b"", *, source: str = "shop", secret: str | None = None) -> Reply:
     headers = signed(body, source=source, **({"secret": secret} if secret else {}))
     return api.request("POST", f"/v1/events/{name}/cancel", body, headers)
-
-
-@pytest.fixture
-def queues(shared_api: Api) -> Queues:
-    return Queues(redis_url=shared_api.env["MADEIRA_REDIS_URL"], namespace=shared_api.env["MADEIRA_NAMESPACE"])
 
 
 def test_an_event_is_shown_with_its_envelope(shared_api: Api) -> None:

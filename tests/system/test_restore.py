@@ -5,7 +5,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -15,7 +14,7 @@ from psycopg.rows import dict_row
 from madeira.embedded import _postgres_program
 from tests.receiver import Answer, Call, Gate, Receiver
 from tests.servers import OwnPostgres, OwnRedis
-from tests.system.harness import Madeira, running, toml, wait_until
+from tests.system.harness import Madeira, later, running, toml, wait_until
 
 #: A key of Redis as it was: its value and its time to live in milliseconds.
 Memory = dict[bytes, tuple[bytes, int]]
@@ -46,10 +45,6 @@ def restore(server: OwnPostgres, dump: Path) -> None:
         conn.execute(f"DROP DATABASE {server.database} WITH (FORCE)".encode())
         conn.execute(f"CREATE DATABASE {server.database} ENCODING 'UTF8' TEMPLATE template0".encode())
     subprocess.run([_postgres_program("pg_restore"), "--exit-on-error", f"--dbname={server.url}", str(dump)], check=True)
-
-
-def later(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
 def statuses(url: str) -> dict[str, str]:
