@@ -34,6 +34,9 @@ CROWD = 5
 #: Events for the endpoint `shy`, whose first attempts fail and open its breaker.
 SHY = 5
 
+#: Seconds that a call may take: longer than the curtain stays closed, on a busy machine too.
+CALL_S = 10.0
+
 #: Seconds until the one event's retry, and until the other's time.
 LATER_S = 0.7
 
@@ -41,18 +44,18 @@ LATER_S = 0.7
 def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
     """The endpoints that the cast needs."""
     return {
-        "good": {"url": receiver.url("/good"), "timeout": 4.0, "breaker": {"enabled": True}},
-        "refuse": {"url": receiver.url("/refuse"), "timeout": 4.0, "rate": 50},
-        "flaky": {"url": receiver.url("/flaky"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
-        "capped": {"url": receiver.url("/capped"), "timeout": 4.0, "concurrency": CAP},
+        "good": {"url": receiver.url("/good"), "timeout": CALL_S, "breaker": {"enabled": True}},
+        "refuse": {"url": receiver.url("/refuse"), "timeout": CALL_S, "rate": 50},
+        "flaky": {"url": receiver.url("/flaky"), "timeout": CALL_S, "retry": {"initial": LATER_S, "max": LATER_S}},
+        "capped": {"url": receiver.url("/capped"), "timeout": CALL_S, "concurrency": CAP},
         "shy": {
             "url": receiver.url("/shy"),
-            "timeout": 4.0,
+            "timeout": CALL_S,
             "retry": {"initial": LATER_S, "max": LATER_S},
             "breaker": {"enabled": True, "hold": 1.5, "max": 1.5},
         },
-        "asking": {"url": receiver.url("/asking"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
-        "paused": {"url": receiver.url("/paused"), "timeout": 4.0},
+        "asking": {"url": receiver.url("/asking"), "timeout": CALL_S, "retry": {"initial": LATER_S, "max": LATER_S}},
+        "paused": {"url": receiver.url("/paused"), "timeout": CALL_S},
     }
 
 
