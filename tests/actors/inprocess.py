@@ -17,7 +17,7 @@ from dramatiq import Worker
 from dramatiq.middleware import Middleware
 
 from madeira.broker import MadeiraBroker, build
-from madeira.broker.queues import DELIVER, Place, delivery_key, ensure_delivery
+from madeira.broker.queues import DELIVER, Place, Queues, delivery_key, ensure_delivery
 from madeira.broker.tools import Tools
 from madeira.records import DeliveryRef
 from madeira.settings import Settings
@@ -139,6 +139,19 @@ class InProcess:
     def place(self, ref: DeliveryRef) -> Place:
         """Where the broker has a delivery."""
         return self.queues.where(DELIVER, [delivery_key(ref)])[0]
+
+    def reconcile(self, queues: Queues | None = None) -> dict[str, int]:
+        """One reconcile run that spares no young row; what it found."""
+        # Imported when the actors have a broker.
+        from actors import reconcile
+
+        return dict(reconcile.run(queues or self.queues, self.tools.database, period_s=60, grace_s=0.0, force=True))
+
+    def due_later_in_redis_s(self, ref: DeliveryRef) -> float:
+        """By how many seconds a delayed delivery is due later in Redis than in Postgres; both have the clock of this machine."""
+        score = self.redis.zscore("m:deliver:delayed", delivery_key(ref))
+        assert score is not None, "it is not delayed"
+        return float(score) / 1000 - self.delivery(ref)["next_attempt_at"].timestamp()
 
     def wait_status(self, ref: DeliveryRef, status: str, timeout: float = 10.0) -> dict[str, Any]:
         """Wait until a delivery has a state; its row."""

@@ -316,10 +316,9 @@ def test_a_receiver_that_is_gone_is_told_of(told: Told, receiver: Receiver) -> N
 def test_differences_that_reconcile_finds_are_told_of_when_they_begin(told: Told) -> None:
     """Runs that find some one after another are one episode; one that finds none ends it."""
     process = told()
-    from actors import reconcile
 
     def found() -> int:
-        return sum(reconcile.run(process.queues, process.tools.database, period_s=60, grace_s=0.0, force=True).values())
+        return sum(process.reconcile().values())
 
     for _ in range(2):
         making.routed(process.conn)

@@ -50,15 +50,6 @@ def kinds(process: InProcess, refs: Sequence[DeliveryRef]) -> list[str]:
     return [place.kind for place in process.queues.where(DELIVER, [delivery_key(ref) for ref in refs])]
 
 
-def reconcile_now(process: InProcess) -> dict[str, int]:
-    """One reconcile run that spares no young row; what it found."""
-    from actors import reconcile
-
-    found = reconcile.run(process.queues, process.tools.database, period_s=60, grace_s=0.0, force=True)
-    assert found is not None
-    return dict(found)
-
-
 def act(process: InProcess, ref: DeliveryRef, what: Callable[..., Any], **options: Any) -> Any:
     row = process.event(ref)
     return what(process.conn, row["source"], row["event_id"], "the test", "a test", **options)
@@ -89,7 +80,7 @@ def test_what_is_behind_is_forgotten_until_its_turn_has_come(process: InProcess,
     process.wait_place(refs[1], "nowhere")
     process.wait_place(refs[2], "nowhere")
     assert kinds(process, refs) == ["held", "nowhere", "nowhere"]
-    assert reconcile_now(process) == {}
+    assert process.reconcile() == {}
     gate.set()
     process.wait_status(refs[-1], "succeeded")
     assert numbers(receiver) == [0, 1, 2]
@@ -200,10 +191,10 @@ def test_reconcile_puts_back_the_first_of_a_key_and_nothing_else(process: InProc
     refs = born(process, 20)
     others = born(process, 3, "other")
     making.settled(process.conn, making.claimed(process.conn, refs[0]))
-    assert reconcile_now(process) == {"delivery_not_queued": 2}
+    assert process.reconcile() == {"delivery_not_queued": 2}
     assert kinds(process, refs[:3]) == ["nowhere", "waiting", "nowhere"]
     assert kinds(process, others) == ["waiting", "nowhere", "nowhere"]
-    assert reconcile_now(process) == {}
+    assert process.reconcile() == {}
     process.start()
     process.wait_status(refs[-1], "succeeded")
     process.wait_status(others[-1], "succeeded")
@@ -214,7 +205,7 @@ def test_what_ended_and_is_still_queued_is_forgotten_for_the_next_of_its_key(pro
     first, second = born(process, 2)
     process.queues.ensure([ensure_delivery(first)._replace(delay_s=60.0)])
     making.settled(process.conn, making.claimed(process.conn, first))
-    found = reconcile_now(process)
+    found = process.reconcile()
     assert found["deliver_finished_but_queued"] == 1
     assert kinds(process, [first, second]) == ["nowhere", "waiting"]
 

@@ -1,13 +1,16 @@
 """Running APIs for the tests."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from tests.api.serving import CONFIG, Api
+from madeira.broker.queues import Queues
+from tests.api.serving import CONFIG, Api, event, rows
 from tests.servers import with_database
 
 
@@ -52,3 +55,28 @@ def shared_api(
     api.stop()
     with psycopg.connect(postgres_url, autocommit=True) as c:
         c.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def leaves_no_row(shared_api: Api) -> Iterator[None]:
+    """Whatever is refused leaves no row, and a good event still passes afterwards on both workers."""
+    before = rows(shared_api.env["MADEIRA_DATABASE_URL"])
+    yield
+    assert rows(shared_api.env["MADEIRA_DATABASE_URL"]) == before
+    assert [shared_api.post(event(uuid.uuid4().hex)).status for _ in range(2)] == [202] * 2
+
+
+@pytest.fixture
+def conn(shared_api: Api) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to the database of the shared API."""
+    with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"], autocommit=True) as conn:
+        yield conn
+
+
+@pytest.fixture
+def queues(shared_api: Api) -> Iterator[Queues]:
+    """The queues of the shared API."""
+    with contextlib.closing(
+        Queues(redis_url=shared_api.env["MADEIRA_REDIS_URL"], namespace=shared_api.env["MADEIRA_NAMESPACE"])
+    ) as queues:
+        yield queues

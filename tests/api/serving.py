@@ -18,7 +18,7 @@ import psycopg
 
 from madeira.delivery.signing import sign
 from madeira.embedded import free_port
-from tests.system.harness import KEY, configure
+from tests.system.harness import KEY, START_S, configure
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET = "a-secret-of-the-tests"
@@ -122,7 +122,7 @@ class Api:
         command = [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", *args, "madeira.api:app"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
-        wait_until(lambda: self._alive(), f"the API to answer; its log: {self.log}", 20)
+        wait_until(lambda: self._alive(), f"the API to answer; its log: {self.log}", START_S)
         return self
 
     def terminate(self) -> None:
@@ -191,3 +191,16 @@ def rows(database_url: str, what: str = "event") -> int:
     """How many rows a table has."""
     with psycopg.connect(database_url) as c:
         return c.execute(f"SELECT count(*) FROM {what}").fetchone()[0]
+
+
+def check(reply: Reply, status: int, *fields: str) -> None:
+    """The status, and a problem document that names exactly `fields`."""
+    assert reply.status == status, reply.body
+    assert reply.headers["content-type"] == "application/problem+json"
+    problem = reply.json
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:madeira:problem:")
+    assert problem["title"]
+    assert problem["detail"]
+    assert "Traceback" not in reply.body.decode()
+    assert {e["field"] for e in problem.get("errors", [])} == set(fields)

@@ -62,11 +62,6 @@ def audited(api: Api, what: str) -> list[tuple[Any, ...]]:
         return c.execute("SELECT who, action, why FROM audit WHERE what = %s ORDER BY id", (what,)).fetchall()
 
 
-@pytest.fixture
-def queues(shared_api: Api) -> Queues:
-    return Queues(redis_url=shared_api.env["MADEIRA_REDIS_URL"], namespace=shared_api.env["MADEIRA_NAMESPACE"])
-
-
 def test_a_replay_is_answered_queued_and_on_record(shared_api: Api, queues: Queues) -> None:
     """The dead delivery waits in its lane again; a second click is told that it is on its way."""
     name, ref = dead(shared_api)

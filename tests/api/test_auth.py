@@ -1,5 +1,6 @@
-"""Who may do what: each operation, asked by everybody."""
+"""Who may do what: each operation, asked by everybody, and by those whose signature or token is odd."""
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from madeira.api import openapi
 from madeira.states import Role
 from tests.api.people import ADMIN, audited, bearer, person, token
-from tests.api.serving import Api, signed
+from tests.api.serving import Api, check, event, signed
 
 #: Operation -> the role that a token needs (None: none helps), and whether a source may ask for it by its signature.
 #: Open to everybody: ``OPEN``. Written by hand, so that a slip in the code or in the description is not repeated here.
@@ -125,3 +126,98 @@ def test_a_wrong_token_beside_a_right_signature_is_refused(shared_api: Api) -> N
     headers = signed(b"") | bearer("wrong")
     assert shared_api.request("GET", "/v1/events/nothing-here", None, headers).status == 401
     assert shared_api.request("GET", "/v1/events/nothing-here", None, signed(b"")).status == 404
+
+
+# -- what is odd about a signature or a token --------------------------------------------------------------------------
+
+BODY = event("never")
+
+#: A post that is refused leaves nothing behind.
+odd = pytest.mark.usefixtures("leaves_no_row")
+
+
+@odd
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Madeira-Source": "nobody"},
+        {"X-Madeira-Source": ""},
+        {"X-Madeira-Source": "SHOP"},
+        {"X-Madeira-Source": "shop,shop"},
+        {"X-Madeira-Source": "sh\xf6p"},
+        {"X-Madeira-Source": "other"},
+        {"X-Madeira-Source": "x" * 4000},
+        {"X-Madeira-Timestamp": ""},
+        {"X-Madeira-Timestamp": "0"},
+        {"X-Madeira-Timestamp": "-1"},
+        {"X-Madeira-Timestamp": "1e9"},
+        {"X-Madeira-Timestamp": "+5"},
+        {"X-Madeira-Timestamp": "+NOW"},
+        {"X-Madeira-Timestamp": "NOW.0"},
+        {"X-Madeira-Timestamp": "NOW,NOW"},
+        {"X-Madeira-Timestamp": "0xHEXNOW"},
+        {"X-Madeira-Timestamp": "9" * 4000},
+        {"X-Madeira-Timestamp": "\xb2\xb3"},
+        {"X-Madeira-Timestamp": "nan"},
+        {"X-Madeira-Timestamp": "1_000_000_000"},
+        {"X-Madeira-Signature": ""},
+        {"X-Madeira-Signature": "0" * 64},
+        {"X-Madeira-Signature": "zz"},
+        {"X-Madeira-Signature": "\xe9" * 64},
+        {"X-Madeira-Signature": "," * 4000},
+        {"X-Madeira-Signature": "a" * 8000},
+    ],
+    ids=lambda h: ascii(h)[:60],
+)
+def test_an_odd_signature_header_is_unauthorized(shared_api: Api, headers: dict[str, str]) -> None:
+    """An unknown source and every odd timestamp or signature get 401."""
+    now = int(time.time())
+    sent = {name: value.replace("HEXNOW", f"{now:x}").replace("NOW", str(now)) for name, value in headers.items()}
+    check(shared_api.post(BODY, sent), 401)
+
+
+@odd
+@pytest.mark.parametrize("name", ["X-Madeira-Source", "X-Madeira-Timestamp", "X-Madeira-Signature"])
+def test_a_missing_signature_header_is_unauthorized(shared_api: Api, name: str) -> None:
+    """Without one of the three headers nobody is recognised."""
+    headers = {k: v for k, v in signed(BODY).items() if k != name}
+    check(shared_api.request("POST", "/v1/events", BODY, headers), 401)
+
+
+@odd
+@pytest.mark.parametrize("off", [-301, -100_000, 302, 100_000])
+def test_a_stale_or_early_timestamp_is_unauthorized(shared_api: Api, off: int) -> None:
+    """A timestamp more than 300 s off is refused although its signature fits."""
+    check(shared_api.post(BODY, at=time.time() + off), 401)
+
+
+@odd
+def test_all_refusals_of_a_sender_look_the_same(shared_api: Api) -> None:
+    """An unknown source, a wrong signature and a stale one cannot be told apart by the answer."""
+    replies = [
+        shared_api.post(BODY, {"X-Madeira-Source": "nobody"}),
+        shared_api.post(BODY, secret="wrong"),
+        shared_api.post(BODY, at=1),
+        shared_api.request("POST", "/v1/events", BODY, {"Content-Type": "application/json"}),
+    ]
+    assert len({r.body for r in replies}) == 1
+    assert len({tuple(sorted((k, v) for k, v in r.headers.items() if k != "date")) for r in replies}) == 1
+
+
+@odd
+def test_a_signature_over_other_bytes_is_unauthorized(shared_api: Api) -> None:
+    """One space more inside of the body, and the signature no longer fits."""
+    for body in (b'{"event_id": "s","event_type":"a","payload":1}', b'{"event_id":"s","event_type":"a","payload":1}\n'):
+        altered = body.replace(b": ", b":  ") if b": " in body else body.rstrip()
+        check(shared_api.request("POST", "/v1/events", altered, signed(body)), 401)
+
+
+ODD_TOKENS = ["", "Bearer", "Bearer ", "Bearer wrong", "Basic YTpi", "bearer \xe9", "Bearer " + "x" * 5000, "Bearer a, Bearer b"]
+
+
+@odd
+@pytest.mark.parametrize("authorization", ODD_TOKENS)
+@pytest.mark.parametrize("path", ["/v1/reconcile", "/v1/events/x?source=shop"])
+def test_a_wrong_token_is_unauthorized(shared_api: Api, path: str, authorization: str) -> None:
+    """Any token but the administrator's gets 401."""
+    check(shared_api.request("GET", path, None, {"Authorization": authorization}), 401)

@@ -2,10 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from urllib.parse import quote
 
-import psycopg
 import pytest
 
 from madeira.states import Outcome
@@ -14,12 +12,6 @@ from madeira.store.deliveries import SettleRequest, settle
 from tests.api.serving import Api
 from tests.store import making
 from tests.store.making import GIVE_UP, died, routed, settled
-
-
-@pytest.fixture
-def conn(shared_api: Api) -> Iterator[making.Connection]:
-    with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"], autocommit=True) as conn:
-        yield conn
 
 
 @pytest.fixture

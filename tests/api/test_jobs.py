@@ -1,7 +1,6 @@
 """Jobs over HTTP: previewed, made once, listed, steered; what is asked wrongly is refused by its name, and workers are woken."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,17 +20,10 @@ ASKED: dict[str, Any] = {"action": "replay", "filter": {}, "reason": "the partne
 
 
 @pytest.fixture
-def conn(shared_api: Api) -> Iterator["psycopg.Connection[Any]"]:
-    with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"], autocommit=True) as conn:
-        yield conn
-
-
-@pytest.fixture
-def queues(shared_api: Api) -> Iterator[Queues]:
-    queues = Queues(redis_url=shared_api.env["MADEIRA_REDIS_URL"], namespace=shared_api.env["MADEIRA_NAMESPACE"])
+def queues(queues: Queues) -> Queues:
+    """Without the wake-ups of the tests before."""
     queues.flush(JOBS)
-    yield queues
-    queues.close()
+    return queues
 
 
 def ask(api: Api, path: str = "/v1/jobs", headers: dict[str, str] | None = None, **fields: Any) -> Reply:

@@ -118,6 +118,7 @@ def test_alone_the_rate_is_kept_on_the_clock_of_the_process() -> None:
     assert 100 <= passed <= 102
 
 
+@pytest.mark.alone
 def test_the_rate_is_kept_over_all_who_ask(queues: Queues, redis_url: str) -> None:
     """Three processes' worth of limits on one Redis: together what one may let in."""
     others = [Queues(redis_url=redis_url, namespace="m") for _ in range(2)]

@@ -32,6 +32,7 @@ def redis_api(serve: Callable[..., Api], database_url: str, own_redis: OwnRedis)
     return api
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [*(pytest.param(how, marks=pytest.mark.long) for how in ("stop", "kill")), "stall"])
 def test_without_redis_events_are_accepted_at_once(redis_api: Api, own_redis: OwnRedis, how: str) -> None:
     """Redis stopped, killed or frozen: 202 within 300 ms, the second post is a duplicate, and queueing resumes after."""
@@ -90,6 +91,7 @@ def _note(outcome: list[int | str], act: Callable[[], int]) -> None:
         outcome.append(type(e).__name__)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.long), "stall"])
 def test_without_postgres_nothing_is_promised(
     serve: Callable[..., Api], own_postgres: OwnPostgres, redis_url: str, how: str

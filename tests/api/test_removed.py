@@ -1,7 +1,6 @@
 """What is told of an event that is gone, or whose payload is, by every door."""
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,12 +16,6 @@ from tests.console.browser import administrator
 from tests.store.making import SUCCESS, attempt
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def conn(shared_api: Api) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"], autocommit=True) as c:
-        yield c
 
 
 def ended_long_ago(api: Api, conn: "psycopg.Connection[Any]") -> str:

@@ -1,5 +1,6 @@
-"""Queues on a real server, with an epoch, and a short way to take turns."""
+"""Queues on a real server, with an epoch, and a short way to take turns; and a worker for ordinary messages on them."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from madeira.broker.queues import DELIVER, Ensure, Finish, Queues, Turn
 from madeira.lanes import LaneSettings
+from tests.broker.ordinary import Ordinary, Seen, ordinary
 
 
 class Player:
@@ -52,6 +54,13 @@ class Player:
         """The keys that a turn brought."""
         return [grant.key for grant in self.turn(queue, room=room).grants]
 
+    def take_soon(self) -> list[str]:
+        """What the first turn brings that brings anything."""
+        deadline = time.monotonic() + 5
+        while not (keys := self.take()):
+            assert time.monotonic() < deadline, "nothing came"
+        return keys
+
     def finish(self, key: str, kind: Any = "f", *, due: float = 0.0, room: int = 0, refund: bool = False) -> Turn:
         """Finish a key in hand."""
         queue, token = self.hands[key]
@@ -72,3 +81,16 @@ def queues(redis_url: str) -> Iterator[Queues]:
     assert queues.rebuild_commit("nonce")
     yield queues
     queues.close()
+
+
+@pytest.fixture
+def process(redis_url: str) -> Iterator[Ordinary]:
+    """A process on the shared Redis, whose worker the test starts."""
+    with ordinary(redis_url) as process:
+        yield process
+
+
+@pytest.fixture
+def seen() -> Seen:
+    """What the actors did."""
+    return Seen()

@@ -141,3 +141,9 @@ class Seen:
             happened = self._changed.wait_for(lambda: len(self.items) >= count, timeout)
         assert happened, f"{len(self.items)} of {count} happened within {timeout:g} s: {self.items}"
         return list(self.items)
+
+
+def leftovers(redis_url: str) -> list[str]:
+    """The Redis keys that hold messages, or pointers to some."""
+    names = [name.decode() for name in redis.Redis.from_url(redis_url).scan_iter("t:*")]
+    return [n for n in names if n.endswith((":msgs", ":held", ":delayed", ":stumbles", ":losses")) or ":lane:" in n]

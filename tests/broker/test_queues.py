@@ -9,23 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-from madeira.broker.queues import DELIVER, ROUTE, Ensure, Finish, Held, Queues
+from madeira.broker.queues import DELIVER, ROUTE, Ensure, Finish, Queues
 from madeira.errors import BrokerUnavailable
 from madeira.records import Accepted
 from madeira.states import EventStatus
 from tests.broker.conftest import Player, lane
-
-
-def key(n: int, name: str = "a") -> str:
-    return f"{n}:{n}:{name}"
-
-
-def ensure(queues: Queues, *keys: str, delay_s: float = 0.0) -> int:
-    return queues.ensure([Ensure(DELIVER, k, delay_s) for k in keys])
-
-
-def kinds(queues: Queues, *keys: str, queue: str = DELIVER) -> list[str]:
-    return [place.kind for place in queues.where(queue, keys)]
+from tests.broker.keys import ensure, key, kinds
 
 
 def test_a_key_that_is_ensured_twice_is_handed_out_once(queues: Queues) -> None:
@@ -52,10 +41,7 @@ def test_a_delayed_key_is_handed_out_when_it_is_due_whatever_is_due_later(queues
     assert turn.grants == ()
     assert turn.next_s is not None
     assert 0 < turn.next_s <= 0.2
-    deadline = time.monotonic() + 5
-    while not (got := player.take()) and time.monotonic() < deadline:
-        pass
-    assert got == [key(1)]
+    assert player.take_soon() == [key(1)]
 
 
 def test_ensure_brings_a_due_time_forward_but_never_back(queues: Queues) -> None:
@@ -143,10 +129,7 @@ def test_the_token_of_a_grant_before_the_last_one_is_gone_where_no_two_may_be_cl
     ensure(queues, key(1), key(2), key(3))
     player = Player(queues, "p")
     assert player.take() == [key(1)]
-    deadline = time.monotonic() + 5
-    while not (got := player.take()) and time.monotonic() < deadline:
-        pass
-    assert got == [key(2)]
+    assert player.take_soon() == [key(2)]
     turn = player.finish(key(1), "b", room=1)
     assert turn.grants == (), "key 2 has just been granted"
     assert player.finish(key(2), "b", room=1).grants != (), "now nobody has"
@@ -167,10 +150,7 @@ def test_a_place_whose_holder_is_gone_is_free_when_its_lease_has_run_out(queues:
     ensure(queues, key(1), key(2))
     assert Player(queues, "p").take() == [key(1)]
     q = Player(queues, "q")
-    deadline = time.monotonic() + 5
-    while not (got := q.take()) and time.monotonic() < deadline:
-        pass
-    assert got == [key(2)]
+    assert q.take_soon() == [key(2)]
 
 
 @pytest.mark.alone
@@ -209,10 +189,7 @@ def test_a_limiter_key_with_an_absurd_value_heals_itself(queues: Queues, redis_u
     client.set("t:lane:a:tat", "99999999999999")
     client.zadd("t:lane:a:places", {"nobody": 10**16})
     player = Player(queues, "p")
-    deadline = time.monotonic() + 5
-    while not (got := player.take()) and time.monotonic() < deadline:
-        pass
-    assert got == [key(1)]
+    assert player.take_soon() == [key(1)]
 
 
 def test_a_lane_without_settings_hands_out_nothing_and_says_so(queues: Queues) -> None:
@@ -257,177 +234,6 @@ def test_lanes_are_served_in_turn(queues: Queues) -> None:
     assert order in (["a", "b"] * 3, ["b", "a"] * 3)
 
 
-def test_without_an_epoch_keyed_queues_hand_out_nothing(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a")])
-    ensure(queues, key(1))
-    redis.Redis.from_url(redis_url).delete("t:epoch")
-    turn = Player(queues, "p").turn()
-    assert not turn.epoch
-    assert turn.grants == ()
-
-
-def test_of_two_rebuilds_only_the_later_one_makes_the_epoch(redis_url: str) -> None:
-    queues = Queues(redis_url=redis_url, namespace="t")
-    assert queues.rebuild_begin("first")
-    assert queues.rebuild_begin("second")
-    assert not queues.rebuild_hold("first", [(key(1), "pg:x", 30.0)])
-    assert not queues.rebuild_commit("first")
-    assert queues.rebuild_commit("second")
-    assert not queues.rebuild_begin("third"), "there is an epoch"
-    queues.close()
-
-
-def test_places_of_calls_from_before_a_wipe_count_against_the_cap(redis_url: str) -> None:
-    queues = Queues(redis_url=redis_url, namespace="t")
-    queues.rebuild_begin("n")
-    queues.rebuild_hold("n", [(key(1), "pg:x", 30.0)])
-    queues.rebuild_commit("n")
-    queues.set_lanes([lane("a", concurrency=1)])
-    ensure(queues, key(1), key(2))
-    assert kinds(queues, key(1), key(2)) == ["held", "waiting"]
-    assert Player(queues, "p").take() == []
-    queues.close()
-
-
-def beat(queues: Queues, name: str, *held: Held, silence_s: float = 60.0) -> tuple[int, int, int, int]:
-    return queues.beat(name, silence_s=silence_s, spread_s=0.0, queues=[ROUTE, DELIVER], held=held)
-
-
-def held(player: Player, k: str, *, lease_s: float = 40.0, renew: bool = False) -> Held:
-    queue, token = player.hands[k]
-    return Held(queue, k, token, lease_s, renew)
-
-
-def test_a_grant_whose_answer_was_lost_comes_back_after_two_beats(queues: Queues) -> None:
-    queues.set_lanes([lane("a", concurrency=1)])
-    ensure(queues, key(1))
-    player = Player(queues, "p")
-    player.take()
-    assert beat(queues, "p")[2] == 0
-    assert beat(queues, "p")[2] == 1
-    assert kinds(queues, key(1)) == ["waiting"]
-    assert Player(queues, "q").take() == [key(1)], "its place is free too"
-
-
-def test_a_beat_puts_back_what_it_lists_and_redis_forgot(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a", concurrency=1)])
-    ensure(queues, key(1), key(2))
-    player = Player(queues, "p")
-    player.take()
-    redis.Redis.from_url(redis_url).delete("t:deliver:held", "t:lane:a:places")
-    ensure(queues, key(1))
-    assert beat(queues, "p", held(player, key(1)))[1] == 1
-    assert kinds(queues, key(1)) == ["held"]
-    assert Player(queues, "q").take(room=5) == [], "its place counts again"
-
-
-def frozen_through_a_rebuild(queues: Queues, redis_url: str) -> Player:
-    """A process that holds the one place of a lane, and that was frozen while Redis was wiped and rebuilt."""
-    settings = lane("a", concurrency=1)
-    queues.set_lanes([settings])
-    ensure(queues, key(1))
-    player = Player(queues, "p")
-    assert player.take() == [key(1)]
-    redis.Redis.from_url(redis_url).flushall()
-    assert queues.rebuild_begin("n")
-    assert queues.rebuild_hold("n", [(key(1), "pg:claim", 30.0)])
-    assert queues.rebuild_commit("n")
-    queues.set_lanes([settings])
-    ensure(queues, key(2))
-    assert Player(queues, "q").take() == [], "its place counts"
-    return player
-
-
-def test_a_holder_that_comes_back_after_a_rebuild_has_its_key_and_its_place_again(queues: Queues, redis_url: str) -> None:
-    player = frozen_through_a_rebuild(queues, redis_url)
-    assert beat(queues, "p", held(player, key(1)))[1] == 1
-    assert Player(queues, "q").take() == [], "it has one place, not none"
-    player.finish(key(1))
-    assert Player(queues, "q").take() == [key(2)], "nor two"
-
-
-def test_a_verdict_ends_the_claim_that_a_rebuild_was_told_of(queues: Queues, redis_url: str) -> None:
-    player = frozen_through_a_rebuild(queues, redis_url)
-    player.finish(key(1), "d", due=time.monotonic() + 5)
-    (place,) = queues.where(DELIVER, [key(1)])
-    assert place.kind == "delayed"
-    assert place.delay_s == pytest.approx(5, abs=0.5)
-    assert Player(queues, "q").take() == [key(2)]
-
-
-def test_a_refused_claim_leaves_the_place_of_the_claim_that_a_rebuild_was_told_of(queues: Queues, redis_url: str) -> None:
-    player = frozen_through_a_rebuild(queues, redis_url)
-    player.finish(key(1), "d", due=time.monotonic() + 5, refund=True)
-    assert kinds(queues, key(1)) == ["held"]
-    assert Player(queues, "q").take() == []
-
-
-def test_the_list_of_places_is_made_again_from_what_is_held(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a", concurrency=2), lane("b")])
-    ensure(queues, key(1, "b"), *(key(n) for n in range(2, 6)))
-    player = Player(queues, "p")
-    assert set(player.take(room=9)) == {key(1, "b"), key(2), key(3)}
-    redis.Redis.from_url(redis_url).delete("t:lane:a:places")
-    assert queues.unknown(DELIVER, [(key(4), 0.0)]) == set()
-    assert Player(queues, "q").take(room=9) == []
-    player.finish(key(2))
-    assert Player(queues, "q").take(room=9) == [key(4)]
-
-
-def test_a_beat_leaves_a_key_to_another_holder(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a")])
-    ensure(queues, key(1))
-    p, q = Player(queues, "p"), Player(queues, "q")
-    p.take()
-    redis.Redis.from_url(redis_url).delete("t:deliver:held")
-    ensure(queues, key(1))
-    assert q.take() == [key(1)]
-    beat(queues, "p", held(p, key(1)))
-    q.finish(key(1))
-    assert kinds(queues, key(1)) == ["nowhere"]
-
-
-def test_what_a_silent_process_held_is_taken_over_at_the_end_of_its_lease(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a", lease_s=30.0)])
-    ensure(queues, key(1))
-    player = Player(queues, "p")
-    player.take()
-    beat(queues, "p", held(player, key(1)))
-    redis.Redis.from_url(redis_url).zadd("t:procs", {"p": 1})
-    assert beat(queues, "q")[3] == 1
-    assert beat(queues, "q")[3] == 0, "twice changes nothing"
-    place = queues.where(DELIVER, [key(1)])[0]
-    assert place.kind == "delayed"
-    assert 25 < place.delay_s <= 30
-
-
-def test_a_marker_that_ran_out_is_taken_over_though_its_process_lives(queues: Queues) -> None:
-    queues.set_lanes([lane("a", lease_s=0.0)])
-    ensure(queues, key(1))
-    player = Player(queues, "p")
-    player.take()
-    listed = held(player, key(1), lease_s=0.0)
-    assert beat(queues, "p", listed)[3] == 1
-    assert [g.losses for g in player.turn().grants] == [1]
-
-
-def test_an_outcome_in_hand_keeps_its_marker(queues: Queues) -> None:
-    queues.set_lanes([lane("a", lease_s=0.0)])
-    ensure(queues, key(1))
-    player = Player(queues, "p")
-    player.take()
-    assert beat(queues, "p", held(player, key(1), lease_s=30.0, renew=True))[3] == 0
-    assert kinds(queues, key(1)) == ["held"]
-
-
-def test_losing_the_list_of_processes_takes_nothing_from_the_living(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a")])
-    ensure(queues, key(1))
-    Player(queues, "p").take()
-    redis.Redis.from_url(redis_url).delete("t:procs")
-    assert beat(queues, "q")[3] == 0
-
-
 def test_an_idle_process_is_woken_by_what_comes(queues: Queues, redis_url: str) -> None:
     client = redis.Redis.from_url(redis_url)
     Player(queues, "p").turn(ROUTE)
@@ -447,16 +253,6 @@ def test_two_processes_that_cannot_take_a_lane_do_not_wake_each_other_for_ever(q
     for _ in range(3):
         assert p.take(room=2) == q.take(room=2) == []
     assert client.llen("t:wake:p") + client.llen("t:wake:q") == 0
-
-
-def test_the_index_of_lanes_is_made_again_from_what_waits(queues: Queues, redis_url: str) -> None:
-    queues.set_lanes([lane("a")])
-    ensure(queues, key(1))
-    redis.Redis.from_url(redis_url).delete("t:deliver:active")
-    player = Player(queues, "p")
-    assert player.take() == []
-    assert queues.unknown(DELIVER, [(key(1), 0.0)]) == set()
-    assert player.take() == [key(1)]
 
 
 def test_unknown_tells_exactly_what_is_nowhere(queues: Queues) -> None:
@@ -530,13 +326,3 @@ def test_errors_of_the_client_are_mapped(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable, match="Redis did not run ensure"):
         ensure(queues, key(1))
     assert not queues.ping()
-
-
-@pytest.mark.parametrize("name", ["held", "delayed", "active", "idle", "stumbles", "losses", "lane:a"])
-def test_a_structure_of_the_wrong_type_is_cleared_by_the_next_beat(queues: Queues, redis_url: str, name: str) -> None:
-    queues.set_lanes([lane("a")])
-    redis.Redis.from_url(redis_url).set(f"t:deliver:{name}", "junk")
-    beat(queues, "p")
-    assert queues.unknown(DELIVER, [(key(1), 0.0)]) == {key(1)}
-    ensure(queues, key(1))
-    assert Player(queues, "p").take() == [key(1)]

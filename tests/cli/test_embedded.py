@@ -3,7 +3,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import redis
 
 from madeira.cli.running import is_ours, members
 from madeira.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey, ServerFailed, free_port
+from tests.system.harness import wait_until
 
 CLASSES: tuple[type[EmbeddedServer], ...] = (EmbeddedPostgres, EmbeddedValkey)
 
@@ -51,10 +51,7 @@ def kept(server: EmbeddedServer) -> list[int]:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while members(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
+    wait_until(lambda: not members(pid), what=f"the end of process {pid}")
 
 
 def test_data_and_url_survive_a_stop(server: EmbeddedServer) -> None:

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from madeira.cli.running import DataFolder, members
 from madeira.embedded import free_port
+from tests.system.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,14 +153,6 @@ def demo() -> Iterator[tuple[Place, Up]]:
     shutil.rmtree(folder)
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> None:
-    """Other processes' ends are no event that this process could wait for."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
-
-
 def test_the_demo_tells_its_four_stories(demo: tuple[Place, Up]) -> None:
     """A newcomer sees four events taken, retried, refused and given up."""
     _, up = demo
@@ -241,7 +233,7 @@ def test_a_killed_up_leaves_nothing_and_loses_nothing(place: Place) -> None:
     place.run("send", '{"event_id": "kept-1", "event_type": "order.created", "payload": 1}')
     processes = [*place.sessions(), *place.servers()]
     up.end(signal.SIGKILL)
-    wait_until(lambda: not [pid for pid in processes if members(pid)], "the end of what `up` had started")
+    wait_until(lambda: not [pid for pid in processes if members(pid)], 60, what="the end of what `up` had started")
     again = place.up("--demo")
     again.wait_for("the first event was delivered")
     assert place.trace("kept-1")[0]["event_id"] == "kept-1"
@@ -259,7 +251,7 @@ def test_what_is_killed_is_started_again(place: Place) -> None:
         os.kill(pids[victim], signal.SIGKILL)
         up.wait_for(f"{victim} is started again")
         assert not members(pids[victim])
-        wait_until(lambda: place.accepts(f"after-{victim}"), f"the acceptance of an event after the end of {victim}")  # noqa: B023
+        wait_until(lambda: place.accepts(f"after-{victim}"), 60, what=f"the acceptance after the end of {victim}")  # noqa: B023
         up.wait_for(f"after-{victim} +SUCCEEDED")
 
 
@@ -300,7 +292,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
     assert key_file.stat().st_mode & 0o777 == 0o600
     up.wait_for("rules.toml is applied: 1 added")
     url = re.sub(r".*(http://\S+);.*", r"\1", up.wait_for("the API listens"))
-    wait_until(lambda: _ready(url), "the start of the API")
+    wait_until(lambda: _ready(url), 60, what="the start of the API")
     assert place.accepts("e-0", "--source", "one")
 
     other = place.folder / "other.toml"
@@ -308,7 +300,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
     assert "+ source two" in place.run("apply", "--dry-run", str(other))
     assert "two" not in place.run("export")
     assert json.loads(place.run("apply", "--json", str(other)))["added"] == ["source two"]
-    wait_until(lambda: place.accepts("e-1", "--source", "two", "--secret", "x"), "the acceptance by the new source", 5)
+    wait_until(lambda: place.accepts("e-1", "--source", "two", "--secret", "x"), 5, what="the acceptance by the new source")
     told = place.run(
         "apply", "-", "--prune", stdin="[[source]]\nname = 'two'\n[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\n", code=1
     )
@@ -321,7 +313,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
 
     up.process.send_signal(signal.SIGHUP)
     up.wait_for("SIGHUP: API and workers start their processes anew")
-    wait_until(lambda: place.accepts("e-2", "--source", "two", "--secret", "x"), "the acceptance after SIGHUP")
+    wait_until(lambda: place.accepts("e-2", "--source", "two", "--secret", "x"), 60, what="the acceptance after SIGHUP")
     processes = [*place.sessions(), *place.servers()]
     assert up.end() == 0
     assert not [line for line in up.lines if "is started again" in line]

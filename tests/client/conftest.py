@@ -1,7 +1,10 @@
 """The API, and what stands between a client and it."""
 
+import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 
 from madeira.client import Client
@@ -50,3 +53,32 @@ def answer_lost(api: Api) -> Callable[[Call], Answer]:  # noqa: F811
         return Answer(no_answer=True)
 
     return script
+
+
+class Watching(httpx.BaseTransport):
+    """A transport that tells when a connection could not be made, and which answers came."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport()
+        self.failed = threading.Event()
+        self.statuses: list[int] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            response = self._inner.handle_request(request)
+        except httpx.ConnectError:
+            self.failed.set()
+            raise
+        self.statuses.append(response.status_code)
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def url(api: Api) -> str:  # noqa: F811
+    return f"http://127.0.0.1:{api.port}"
+
+
+def in_an_hour() -> datetime:
+    return datetime.now(UTC) + timedelta(hours=1)

@@ -29,18 +29,6 @@ from tests.receiver import Receiver
 PAYLOAD = b'{"card": "4111111111111111"}'
 
 
-@pytest.fixture(scope="module")
-def authority():
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def ca_file(authority, tmp_path_factory):
-    path = tmp_path_factory.mktemp("tls") / "ca.pem"
-    authority.cert_pem.write_to_path(path)
-    return path
-
-
 def issued(certificate: trustme.LeafCert) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)

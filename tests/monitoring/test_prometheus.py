@@ -3,12 +3,14 @@
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 from tests.collector import PATH, Collector
 from tests.monitoring.conftest import Open, Site
 from tests.monitoring.make_rule_tests import FOLDER
-from tests.monitoring.prometheus import program, scaled, scraping, since_start
+from tests.monitoring.prometheus import Prometheus, program, scaled, scraping, since_start
 from tests.monitoring.test_files import ALERTS, PANELS, RULES_AND_CONFIG
 from tests.receiver import Answer, Receiver
 from tests.servers import OwnPostgres, Standby
@@ -243,86 +245,106 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
         thread.join()
 
 
+class Faults:
+    """Faults that are made one after another, each until its alert fires."""
+
+    def __init__(self, site: Site, receiver: Receiver, collector: Collector, standby: Standby, prometheus: Prometheus) -> None:
+        self._site, self._madeira = site, site.madeira
+        self._receiver, self._collector, self._standby, self._prometheus = receiver, collector, standby, prometheus
+        self._numbers = itertools.count()
+        self.fired: set[str] = set()
+
+    def fires(self, alert: str, **labels: str) -> None:
+        def is_firing() -> bool:
+            found = self._prometheus.firing().get(alert, [])
+            return any(labels.items() <= one["labels"].items() for one in found)
+
+        wait_until(is_firing, 60, what=f"{alert} {labels}", every=0.2)
+        self.fired.add(alert)
+
+    def send(self, *event_types: str) -> None:
+        for event_type in event_types:
+            post(self._madeira, event(f"n-{next(self._numbers)}", event_type))
+
+    def receivers_fail(self) -> None:
+        """One always, one until its breaker opens, one at each first try; after a past in which all was well."""
+        with again_and_again(lambda: self.send("good.x", "limp.x"), 0.1):
+            began = time.monotonic()
+            wait_until(lambda: self._prometheus.query('madeira:delivery_retries:mean_rate30m{endpoint="limp"}'), what="a past")
+            wait_until(lambda: time.monotonic() > began + 35, 60, what="a past that is long enough", every=0.2)
+            assert set(self._prometheus.firing()) <= {"MadeiraSchedulerMissing"}
+            self._receiver.answer("/broken", Answer(status=500))
+            self._receiver.answer("/dying", Answer(status=500))
+            tries: Counter[str] = Counter()
+
+            def limp(call: Any) -> Answer:
+                tries[call.webhook_id] += 1
+                return Answer(status=503 if tries[call.webhook_id] == 1 else 200)
+
+            self._receiver.answer("/limp", limp)
+            with again_and_again(lambda: self.send("broken.x", "dying.x"), 0.3):
+                self.fires("MadeiraDeadLettersGrow", endpoint="broken")
+                self.fires("MadeiraSuccessLow", endpoint="broken")
+                self.fires("MadeiraBreakerOpen", endpoint="dying")
+                self.fires("MadeiraRetriesRise", endpoint="limp")
+
+    def a_sender_errs(self) -> None:
+        with again_and_again(lambda: post(self._madeira, b"{", source="shop"), 0.2):
+            self.fires("MadeiraIntakeFormats", source="shop")
+        with again_and_again(lambda: post(self._madeira, event("s", "good.x"), source="shop", secret="another"), 0.2):
+            self.fires("MadeiraIntakeSignatures", source="shop")
+
+    def spans_a_replica_and_keys_are_lost(self) -> None:
+        self._collector.answer(PATH, Answer(status=400))
+        with again_and_again(lambda: self.send("good.x"), 0.2):
+            self.fires("MadeiraSpansLost")
+        self._standby.kill()
+        self.fires("MadeiraReplicaUnused")
+        later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+        self._madeira.post("good.x", deliver_at=later)
+        with again_and_again(lambda: self._madeira.redis.delete(f"{self._madeira.namespace}:route:delayed"), 0.5):
+            self.fires("MadeiraReconcileFinds", kind="event_not_queued")
+
+    def processes_die(self) -> None:
+        """First the workers, then the scheduler; Postgres takes no writes any more; and the API."""
+        assert "MadeiraWorkersMissing" not in self._prometheus.firing()
+        self._site.worker.kill()
+        wait_until(lambda: post(self._madeira, event("waits", "good.x")) in (200, 202), what="one that waits")
+        self.fires("MadeiraWorkersMissing")
+        self.fires("MadeiraReconcileStale")
+        self.fires("MadeiraWaitsTooLong", queue="route")
+        self._site.scheduler.kill()
+        self.fires("MadeiraSchedulerMissing")
+        with psycopg.connect(self._madeira.database_url) as somebody, again_and_again(lambda: self.send("good.x"), 0.2):
+            somebody.execute("LOCK TABLE event IN EXCLUSIVE MODE")
+            self.fires("MadeiraIntakeFails", outcome="unavailable")
+        assert "MadeiraApiMissing" not in self._prometheus.firing()
+        self._site.api.kill()
+        self.fires("MadeiraApiMissing")
+
+
 def test_each_alert_fires_when_its_fault_is_there(
     open_site: Open, receiver: Receiver, collector: Collector, own_postgres: OwnPostgres, standby: Standby, tmp_path: Path
 ) -> None:
     """With minutes made seconds. Before anything is broken none fires but that of the scheduler, which ticks by the minute."""
-    breaker = {"enabled": True, "hold": 60}
     site = open_site(
         {
             "good": {"url": receiver.url("/good")},
             "limp": {"url": receiver.url("/limp"), "retry": {"initial": 0.1, "max": 0.1, "max_attempts": 9}},
             "broken": {"url": receiver.url("/broken"), "retry": {"initial": 0.1, "max": 0.1, "max_attempts": 2}},
-            "dying": {"url": receiver.url("/dying"), "breaker": breaker},
+            "dying": {"url": receiver.url("/dying"), "breaker": {"enabled": True, "hold": 60}},
         },
         config=SHOP,
         env={"MADEIRA_REPLICA_URL": standby.url, **collector.env()},
         database_url=own_postgres.url,
     )
-    madeira = site.madeira
-    fired: set[str] = set()
-    numbers = iter(range(10**6))
-
-    def send(event_type: str) -> None:
-        post(madeira, event(f"n-{next(numbers)}", event_type))
-
     with scraping(folder=tmp_path / "prometheus", targets=site.targets, rewrite=scaled) as prometheus:
-
-        def fires(alert: str, **labels: str) -> None:
-            def is_firing() -> bool:
-                found = prometheus.firing().get(alert, [])
-                return any(labels.items() <= one["labels"].items() for one in found)
-
-            wait_until(is_firing, 60, what=f"{alert} {labels}", every=0.2)
-            fired.add(alert)
-
-        with again_and_again(lambda: (send("good.x"), send("limp.x")), 0.1):
-            began = time.monotonic()
-            wait_until(lambda: prometheus.query('madeira:delivery_retries:mean_rate30m{endpoint="limp"}'), what="a past")
-            wait_until(lambda: time.monotonic() > began + 35, 60, what="a past that is long enough", every=0.2)
-            assert set(prometheus.firing()) <= {"MadeiraSchedulerMissing"}
-            receiver.answer("/broken", Answer(status=500))
-            receiver.answer("/dying", Answer(status=500))
-            tries: dict[str, int] = {}
-
-            def limp(call: Any) -> Answer:
-                tries[call.webhook_id] = tries.get(call.webhook_id, 0) + 1
-                return Answer(status=503 if tries[call.webhook_id] == 1 else 200)
-
-            receiver.answer("/limp", limp)
-            with again_and_again(lambda: (send("broken.x"), send("dying.x")), 0.3):
-                fires("MadeiraDeadLettersGrow", endpoint="broken")
-                fires("MadeiraSuccessLow", endpoint="broken")
-                fires("MadeiraBreakerOpen", endpoint="dying")
-                fires("MadeiraRetriesRise", endpoint="limp")
-        with again_and_again(lambda: post(madeira, b"{", source="shop"), 0.2):
-            fires("MadeiraIntakeFormats", source="shop")
-        with again_and_again(lambda: post(madeira, event("s", "good.x"), source="shop", secret="another"), 0.2):
-            fires("MadeiraIntakeSignatures", source="shop")
-        collector.answer(PATH, Answer(status=400))
-        with again_and_again(lambda: send("good.x"), 0.2):
-            fires("MadeiraSpansLost")
-        standby.kill()
-        fires("MadeiraReplicaUnused")
-        later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
-        madeira.post("good.x", deliver_at=later)
-        with again_and_again(lambda: madeira.redis.delete(f"{madeira.namespace}:route:delayed"), 0.5):
-            fires("MadeiraReconcileFinds", kind="event_not_queued")
-        assert "MadeiraWorkersMissing" not in prometheus.firing()
-        site.worker.kill()
-        wait_until(lambda: post(madeira, event("waits", "good.x")) in (200, 202), what="one that waits")
-        fires("MadeiraWorkersMissing")
-        fires("MadeiraReconcileStale")
-        fires("MadeiraWaitsTooLong", queue="route")
-        site.scheduler.kill()
-        fires("MadeiraSchedulerMissing")
-        with psycopg.connect(madeira.database_url) as somebody, again_and_again(lambda: send("good.x"), 0.2):
-            somebody.execute("LOCK TABLE event IN EXCLUSIVE MODE")
-            fires("MadeiraIntakeFails", outcome="unavailable")
-        assert "MadeiraApiMissing" not in prometheus.firing()
-        site.api.kill()
-        fires("MadeiraApiMissing")
-        assert fired == set(ALERTS)
+        faults = Faults(site, receiver, collector, standby, prometheus)
+        faults.receivers_fail()
+        faults.a_sender_errs()
+        faults.spans_a_replica_and_keys_are_lost()
+        faults.processes_die()
+        assert faults.fired == set(ALERTS)
         assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
 
 

@@ -1,12 +1,14 @@
-"""Connections to a fresh database."""
+"""Connections to a fresh database, and groups that share one."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
 
 from madeira.store.database import Database
+from tests.store.grouping import APPLICATION, Gate, Groups
 
 
 @pytest.fixture
@@ -23,3 +25,44 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
     """A connection as group commit uses it: in autocommit mode."""
     with database.connect() as conn:
         yield conn
+
+
+@pytest.fixture
+def several(database: Database) -> Iterator[list[psycopg.Connection[Any]]]:
+    """Connections for contenders."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(database.connect()) for _ in range(4)]
+
+
+@pytest.fixture
+def own_database(database_url: str) -> Iterator[Database]:
+    """Connections whose sessions go by the name of the group under test; a statement may take 0.5 s."""
+    database = Database(url=database_url, application=APPLICATION, pool_max=1, statement_timeout_s=0.5)
+    database.open()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def patient_database(database_url: str) -> Iterator[Database]:
+    """The same, but a statement may take as long as a test does."""
+    database = Database(url=database_url, application=APPLICATION, pool_max=1, statement_timeout_s=100)
+    database.open()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def gate(database_url: str) -> Iterator[Gate]:
+    """Closed until the test opens it."""
+    with Database(url=database_url, application="gate", pool_max=1, statement_timeout_s=100).connect() as conn:
+        yield Gate(conn)
+
+
+@pytest.fixture
+def grouped() -> Iterator[Groups]:
+    """Makes groups that end with the test."""
+    groups = Groups()
+    yield groups
+    for group in groups.made:
+        group.stop(timeout_s=10)

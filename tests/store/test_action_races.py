@@ -1,17 +1,12 @@
 """What people do at the same moment as others, or as workers, ends as if one had come after the other."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
-
-import pytest
 
 from madeira.errors import IllegalTransition
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery
 from madeira.states import FailureClass
 from madeira.store import cancelling, erase, events, replay
-from madeira.store.database import Database
 from madeira.store.deliveries import ClaimRequest, claim, settle
 from tests.store.making import (
     GIVE_UP,
@@ -30,13 +25,6 @@ from tests.store.waiting import at_once, good
 
 #: Rounds of a race that is over in milliseconds.
 ROUNDS = 40
-
-
-@pytest.fixture
-def several(database: Database) -> Iterator[list[Connection]]:
-    """Connections for contenders."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(database.connect()) for _ in range(4)]
 
 
 def dead_one(conn: Connection, event_id: str) -> DeliveryRef:

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
@@ -32,13 +31,6 @@ from tests.store.waiting import at_once, good
 
 #: Rounds of a race that is over in milliseconds.
 ROUNDS = 60
-
-
-@pytest.fixture
-def several(database: Database) -> Iterator[list[Connection]]:
-    """Connections for contenders."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(database.connect()) for _ in range(4)]
 
 
 def route_all(conn: Connection, n: int, endpoints: tuple[str, ...]) -> list[list[DeliveryRef]]:

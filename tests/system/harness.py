@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ def threading_wait(seconds: float) -> None:
     import select
 
     select.select([], [], [], seconds)
+
+
+def later(seconds: float) -> str:
+    """A moment to come, as an event carries it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
 def toml(endpoints: Mapping[str, Mapping[str, Any]], routes: Sequence[Mapping[str, Any]] | None = None) -> str:

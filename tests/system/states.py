@@ -10,13 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 from madeira.broker.queues import DELIVER, Place, Queues
 from tests.receiver import Answer, Call, Gate, Receiver
-from tests.system.harness import TOKEN, Madeira, Process, wait_until
+from tests.system.harness import TOKEN, Madeira, Process, later, wait_until
 
 #: Timings of the systems that these casts enter, shorter still than the harness's own.
 BRISK: Mapping[str, str] = {
@@ -35,6 +34,9 @@ CROWD = 5
 #: Events for the endpoint `shy`, whose first attempts fail and open its breaker.
 SHY = 5
 
+#: Seconds that a call may take: longer than the curtain stays closed, on a busy machine too.
+CALL_S = 10.0
+
 #: Seconds until the one event's retry, and until the other's time.
 LATER_S = 0.7
 
@@ -42,18 +44,18 @@ LATER_S = 0.7
 def endpoints(receiver: Receiver) -> dict[str, dict[str, Any]]:
     """The endpoints that the cast needs."""
     return {
-        "good": {"url": receiver.url("/good"), "timeout": 4.0, "breaker": {"enabled": True}},
-        "refuse": {"url": receiver.url("/refuse"), "timeout": 4.0, "rate": 50},
-        "flaky": {"url": receiver.url("/flaky"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
-        "capped": {"url": receiver.url("/capped"), "timeout": 4.0, "concurrency": CAP},
+        "good": {"url": receiver.url("/good"), "timeout": CALL_S, "breaker": {"enabled": True}},
+        "refuse": {"url": receiver.url("/refuse"), "timeout": CALL_S, "rate": 50},
+        "flaky": {"url": receiver.url("/flaky"), "timeout": CALL_S, "retry": {"initial": LATER_S, "max": LATER_S}},
+        "capped": {"url": receiver.url("/capped"), "timeout": CALL_S, "concurrency": CAP},
         "shy": {
             "url": receiver.url("/shy"),
-            "timeout": 4.0,
+            "timeout": CALL_S,
             "retry": {"initial": LATER_S, "max": LATER_S},
             "breaker": {"enabled": True, "hold": 1.5, "max": 1.5},
         },
-        "asking": {"url": receiver.url("/asking"), "timeout": 4.0, "retry": {"initial": LATER_S, "max": LATER_S}},
-        "paused": {"url": receiver.url("/paused"), "timeout": 4.0},
+        "asking": {"url": receiver.url("/asking"), "timeout": CALL_S, "retry": {"initial": LATER_S, "max": LATER_S}},
+        "paused": {"url": receiver.url("/paused"), "timeout": CALL_S},
     }
 
 
@@ -62,10 +64,6 @@ _WAITS_FOR_ITS_RETRY = (
     "SELECT true FROM delivery d JOIN event e ON e.seq = d.event_seq WHERE e.event_id = %s AND d.attempt = 1 "
     "AND d.status = 'pending'"
 )
-
-
-def _later(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Cast:
         self._post("paused.x", End("succeeded", 1))
         for _ in range(SHY):
             self._post("shy.x", End("succeeded", 2))
-        unrouted = self._post("good.x", End("cancelled", 0), deliver_at=_later(60))
+        unrouted = self._post("good.x", End("cancelled", 0), deliver_at=later(60))
         self.cancel(unrouted)
         self.receiver.wait_for(CAP, path="/capped")
         failing = self._post("flaky.x", End("cancelled", 1))
@@ -133,7 +131,7 @@ class Cast:
         wait_until(lambda: redis.exists("m:lane:asking:until"), 10, what="a wish", every=0.005)
         # Last, since they wait for a moment only, and the test is to meet them waiting.
         retried = self._post("flaky.x", End("succeeded", 2))
-        self._post("good.x", End("succeeded", 1), deliver_at=_later(LATER_S))
+        self._post("good.x", End("succeeded", 1), deliver_at=later(LATER_S))
         self._wait(_WAITS_FOR_ITS_RETRY, retried)
         # Only now: a router that is frozen for long would count as gone.
         self.router.freeze()

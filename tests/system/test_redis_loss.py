@@ -4,6 +4,7 @@ One system serves all tests of this file, since it must survive them one after a
 events of its own.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -141,13 +142,14 @@ def test_a_rebuild_that_loses_its_nonce_starts_over_and_one_that_is_wiped_too(st
 def test_of_two_rebuilds_at_once_the_later_one_counts(stage: Stage) -> None:
     madeira, redis = stage.madeira, stage.madeira.redis
     cast = stage.cast()
+    given_up = stage.logs().count("rebuild.again")
     redis.flushall()
     first = wait_until(lambda: redis.get("m:rebuild"), what="a rebuild", every=0.002)
     # As if the first one's lease had run out: it was frozen, or had lost Postgres.
     madeira.rows("UPDATE lease SET holder = 'the later one' WHERE name = 'rebuild' RETURNING 1")
     assert rebuild(queues=stage.queues, database=stage.database, holder="the later one", beat_s=0.5, stopped=Stopper())
     assert redis.get("m:epoch") != first
-    assert "rebuild.again" in stage.logs()
+    wait_until(lambda: stage.logs().count("rebuild.again") > given_up, what="the first one's word that it begins again")
     cast.outlast_a_reconcile()
     cast.leave()
 
@@ -179,6 +181,18 @@ def test_a_rebuild_whose_process_is_frozen_does_not_stop_the_others(stage: Stage
     cast.leave()
 
 
+@contextlib.contextmanager
+def nobody_rebuilds(stage: Stage) -> Iterator[None]:
+    """Within the block the epoch stays away, as long as that may take."""
+    with stage.database.connection() as conn:
+        assert leases.take(conn, LEASE, "the test", 60.0)
+    try:
+        yield
+    finally:
+        with stage.database.connection() as conn:
+            leases.release(conn, LEASE, "the test")
+
+
 @pytest.mark.parametrize("moment", ["before the epoch is made", "after the epoch is made"])
 def test_a_grant_from_before_a_wipe_finishes_after_it(stage: Stage, moment: str) -> None:
     madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
@@ -189,12 +203,15 @@ def test_a_grant_from_before_a_wipe_finishes_after_it(stage: Stage, moment: str)
     receiver.queue("/flaky", Answer(status=503, hold=gate))
     good, retried = madeira.post("good.x"), madeira.post("flaky.x")
     receiver.wait_for(2)
-    redis.flushall()
-    if moment == "after the epoch is made":
-        wait_until(lambda: redis.get("m:epoch"), what="the epoch")
-    gate.set()
-    wait_until(lambda: len(madeira.attempts(retried)) == 1, what="the first verdict", every=0.002)
-    assert (redis.get("m:epoch") is None) == (moment == "before the epoch is made")
+    with contextlib.ExitStack() as before:
+        before.enter_context(nobody_rebuilds(stage))
+        redis.flushall()
+        if moment == "after the epoch is made":
+            before.close()
+            wait_until(lambda: redis.get("m:epoch"), what="the epoch")
+        gate.set()
+        wait_until(lambda: len(madeira.attempts(retried)) == 1, what="the first verdict")
+        assert (redis.get("m:epoch") is None) == (moment == "before the epoch is made")
     madeira.wait_all()
     assert madeira.event(good)["status"] == madeira.event(retried)["status"] == "succeeded"
     assert calls_by_event(receiver) == {good: 1, retried: 2}
@@ -206,8 +223,9 @@ def test_a_wipe_never_admits_more_than_the_cap_though_a_caller_is_frozen(stage: 
     madeira, receiver, redis = stage.madeira, stage.receiver, stage.madeira.redis
     cast = stage.cast()
     held = redis.hgetall("m:deliver:held")
-    assert len(held) == CAP
-    key, value = next(iter(held.items()))
+    # Beside them a retry that came due, or the try of a breaker, may be under way.
+    (key, value), *others = [(key, value) for key, value in held.items() if key.endswith(b":capped")]
+    assert len(others) == CAP - 1
     token = value.split()[0]
     frozen = int(token.split(b".")[-3])
     # Not in the middle of a reconcile, whose lease would keep the others from theirs for longer than the calls may take.
@@ -221,8 +239,8 @@ def test_a_wipe_never_admits_more_than_the_cap_though_a_caller_is_frozen(stage: 
         assert most_at_once(receiver.calls_to("/capped")) == CAP
     finally:
         os.kill(frozen, signal.SIGCONT)
-    # What Postgres had told of is the thawed process's own again, long before the lease ends.
-    wait_until(lambda: (redis.hget("m:deliver:held", key) or b"").startswith(token), 2, what="the holder's return")
+    # What Postgres had told of is the thawed process's own again, before the lease ends: after that it would be somebody else's.
+    wait_until(lambda: (redis.hget("m:deliver:held", key) or b"").startswith(token), what="the holder's return")
     cast.leave()
     assert madeira.value("SELECT count(*) FROM delivery_log WHERE outcome = 'lost'") == 0
 

@@ -12,7 +12,7 @@ from madeira.broker.queues import DELIVER, KEYED, ROUTE, Ensure
 from tests.receiver import Answer, Gate
 from tests.system.conftest import Stage
 from tests.system.harness import wait_until
-from tests.system.states import calls_by_event
+from tests.system.states import CALL_S, calls_by_event
 
 #: Longer than a worker waits for one answer of Redis, and than a process may be silent by the settings of these tests.
 STALL_S = 4.8
@@ -58,7 +58,8 @@ def test_a_stall_during_fetch_and_enqueue_strands_and_doubles_nothing(stage: Sta
     assert attempts(stage, expected) == expected
     assert "Timeout reading from socket" in stage.logs(), "the case was met: answers came too late"
     wait_until(lambda: all(size.held == 0 for size in stage.queues.sizes(KEYED).values()), what="empty hands")
-    assert max(took) < 0.6, "accepted without waiting for Redis"
+    # How soon exactly is measured where nothing else runs, by the tests of the API's outages.
+    assert max(took) < STALL_S / 2, "accepted without waiting for Redis"
 
 
 def attempts(stage: Stage, event_ids: dict[str, int]) -> dict[str, int]:
@@ -94,8 +95,8 @@ def test_what_was_handed_to_a_living_worker_that_never_heard_of_it_comes_back(st
     # What the first heartbeat noted is lost too; the next ones note it again.
     redis = madeira.redis
     wait_until(lambda: redis.delete(*redis.keys("m:strays:*") or ["-"]), what="a suspicion", every=0.002)
-    # Long before any lease ends.
-    madeira.wait_all(4)
+    # Before any lease ends: that of a call is its time and two seconds.
+    madeira.wait_all(CALL_S)
     receiver.wait_idle()
     assert calls_by_event(receiver) == dict.fromkeys(ids, 1)
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from madeira.embedded import _postgres_program
 from tests.receiver import Answer, Call, Gate, Receiver
 from tests.servers import OwnPostgres, OwnRedis
-from tests.system.harness import Madeira, running, toml, wait_until
+from tests.system.harness import Madeira, later, running, toml, wait_until
 
 #: A key of Redis as it was: its value and its time to live in milliseconds.
 Memory = dict[bytes, tuple[bytes, int]]
@@ -47,13 +47,18 @@ def restore(server: OwnPostgres, dump: Path) -> None:
     subprocess.run([_postgres_program("pg_restore"), "--exit-on-error", f"--dbname={server.url}", str(dump)], check=True)
 
 
-def later(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
-
-
 def statuses(url: str) -> dict[str, str]:
     with psycopg.connect(url, row_factory=dict_row) as conn:
         return {row["event_id"]: row["status"] for row in conn.execute("SELECT event_id, status FROM event")}
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of a backup, and those that came after it."""
+
+    done: set[str]
+    unfinished: set[str]
+    after: list[str]
 
 
 @pytest.mark.long
@@ -63,6 +68,45 @@ def test_what_is_in_the_backup_ends_whatever_redis_remembers(
     own_postgres: OwnPostgres, own_redis: OwnRedis, receiver: Receiver, tmp_path: Path, memory: str
 ) -> None:
     """What was unfinished then is called once more at most; what came after it is accepted anew when it is sent again."""
+    dump = tmp_path / "madeira.dump"
+    endpoints = {
+        "good": {"url": receiver.url("/good")},
+        "slow": {"url": receiver.url("/slow"), "timeout": 20},
+        "flaky": {"url": receiver.url("/flaky"), "retry": {"initial": LATER_S, "max": LATER_S}},
+    }
+    options = {"folder": tmp_path, "database_url": own_postgres.url, "redis_url": own_redis.url, "config": toml(endpoints)}
+    with running(**options) as madeira:
+        events, past = until_after_the_backup(madeira, receiver, dump)
+        madeira.close()
+        before = calls_of(receiver)
+        change: dict[str, Callable[[], object]] = {
+            "newer": lambda: None,
+            "older": lambda: go_back(madeira, past),
+            "empty": lambda: madeira.redis.flushall(),
+        }
+        change[memory]()
+        restore(own_postgres, dump)
+        assert set(statuses(own_postgres.url)) == events.done | events.unfinished
+
+    with running(**options) as madeira:
+        madeira.api()
+        madeira.worker(threads=12)
+        for event_id in events.after:
+            madeira.post("good.x", event_id=event_id)
+        madeira.wait_all(60)
+        receiver.wait_idle()
+        calls = calls_of(receiver)
+        assert set(statuses(own_postgres.url).values()) == {"succeeded"}
+    again = Counter({event: n for event in calls if (n := calls[event] - before[event])})
+    print(f"\n{memory}: {told(events, again)}")
+    assert not events.done & set(again)
+    assert all(again[event] == 1 for event in events.after)
+    assert all(1 <= again[event] <= 2 for event in events.unfinished)
+    assert receiver.overlaps == {}
+
+
+def until_after_the_backup(madeira: Madeira, receiver: Receiver, dump: Path) -> tuple[Events, Memory]:
+    """Run a system that is backed up in the middle of its work, goes on, and is stopped; and what Redis held before that."""
     gate, failed = Gate(), set[str]()
 
     def fails_once(call: Call) -> Answer:
@@ -72,59 +116,30 @@ def test_what_is_in_the_backup_ends_whatever_redis_remembers(
 
     receiver.answer("/slow", Answer(hold=gate))
     receiver.answer("/flaky", fails_once)
-    endpoints = {
-        "good": {"url": receiver.url("/good")},
-        "slow": {"url": receiver.url("/slow"), "timeout": 20},
-        "flaky": {"url": receiver.url("/flaky"), "retry": {"initial": LATER_S, "max": LATER_S}},
-    }
-    with running(folder=tmp_path, database_url=own_postgres.url, redis_url=own_redis.url, config=toml(endpoints)) as madeira:
-        api, worker = madeira.api(), madeira.worker(threads=12)
-        done = {madeira.post("good.x") for _ in range(10)}
-        madeira.wait_all()
-        past = remember(madeira)
-        unfinished = {madeira.post("slow.x") for _ in range(2)} | {madeira.post("flaky.x") for _ in range(3)}
-        unfinished |= {madeira.post("good.x", deliver_at=later(LATER_S)) for _ in range(2)}
-        receiver.wait_until(lambda: receiver.count("/slow") == 2 and receiver.count("/flaky") == 3)
-        wait_until(lambda: madeira.value("SELECT count(*) FROM delivery WHERE attempt = 1 AND status = 'pending'") == 3)
+    api, worker = madeira.api(), madeira.worker(threads=12)
+    done = {madeira.post("good.x") for _ in range(10)}
+    madeira.wait_all()
+    past = remember(madeira)
+    unfinished = {madeira.post("slow.x") for _ in range(2)} | {madeira.post("flaky.x") for _ in range(3)}
+    unfinished |= {madeira.post("good.x", deliver_at=later(LATER_S)) for _ in range(2)}
+    receiver.wait_until(lambda: receiver.count("/slow") == 2 and receiver.count("/flaky") == 3)
+    wait_until(lambda: madeira.value("SELECT count(*) FROM delivery WHERE attempt = 1 AND status = 'pending'") == 3)
 
-        dump = tmp_path / "madeira.dump"
-        subprocess.run([_postgres_program("pg_dump"), "--format=custom", f"--file={dump}", own_postgres.url], check=True)
-        gate.set()
-        after = [madeira.post("good.x") for _ in range(5)] + [madeira.post("flaky.x")]
-        receiver.wait_until(lambda: receiver.count("/flaky") >= 4)
-        wait_until(lambda: madeira.value("SELECT count(*) FROM delivery WHERE status = 'delivering'") == 0)
-        for process in (worker, api):
-            assert process.stop() == 0
-        madeira.close()
-        before = calls_of(receiver)
+    dumped = [_postgres_program("pg_dump"), "--format=custom", f"--file={dump}", madeira.database_url]
+    subprocess.run(dumped, check=True)
+    gate.set()
+    after = [madeira.post("good.x") for _ in range(5)] + [madeira.post("flaky.x")]
+    receiver.wait_until(lambda: receiver.count("/flaky") >= 4)
+    wait_until(lambda: madeira.value("SELECT count(*) FROM delivery WHERE status = 'delivering'") == 0)
+    for process in (worker, api):
+        assert process.stop() == 0
+    return Events(done, unfinished, after), past
 
-        change: dict[str, Callable[[], object]] = {
-            "newer": lambda: None,
-            "older": lambda: go_back(madeira, past),
-            "empty": lambda: madeira.redis.flushall(),
-        }
-        change[memory]()
-        restore(own_postgres, dump)
-        assert set(statuses(own_postgres.url)) == done | unfinished
 
-    with running(folder=tmp_path, database_url=own_postgres.url, redis_url=own_redis.url, config=toml(endpoints)) as madeira:
-        madeira.api()
-        madeira.worker(threads=12)
-        for event_id in after:
-            madeira.post("good.x", event_id=event_id)
-        madeira.wait_all(60)
-        receiver.wait_idle()
-        calls = calls_of(receiver)
-        assert set(statuses(own_postgres.url).values()) == {"succeeded"}
-    again = Counter({event: n for event in calls if (n := calls[event] - before[event])})
-    print(
-        f"\n{memory}: of {len(done)} done {sum(again[e] for e in done)} were called again, of {len(unfinished)} unfinished "
-        f"{sum(again[e] for e in unfinished)}, of {len(after)} that were sent again {sum(again[e] for e in after)}"
-    )
-    assert not done & set(again)
-    assert all(again[event] == 1 for event in after)
-    assert all(1 <= again[event] <= 2 for event in unfinished)
-    assert receiver.overlaps == {}
+def told(events: Events, again: Counter[str]) -> str:
+    """How many of each kind were called once more."""
+    kinds = {"done": events.done, "unfinished": events.unfinished, "sent again": events.after}
+    return ", ".join(f"of {len(ids)} {kind} {sum(again[e] for e in ids)} were called again" for kind, ids in kinds.items())
 
 
 def calls_of(receiver: Receiver) -> Counter[str]:

@@ -3,21 +3,16 @@
 import json
 import time
 import uuid
-from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from tests.receiver import Answer, Receiver
 from tests.system.conftest import Launch
-from tests.system.harness import TOKEN, Madeira, toml, wait_until
+from tests.system.harness import TOKEN, Madeira, later, toml, wait_until
 
 #: Seconds after its time within which an event must have been called, on a machine that does other things too.
 SOON_S = 2.0
-
-
-def in_(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
 def act(madeira: Madeira, path: str, **fields: object) -> httpx.Response:
@@ -35,9 +30,9 @@ def test_an_event_for_later_is_called_when_it_is_due_and_not_before(launch: Laun
     madeira.api()
     madeira.worker()
     posted = time.monotonic()
-    madeira.post("a.later", deliver_at=in_(2.0))
-    madeira.post("a.sooner", deliver_at=in_(1.0))
-    madeira.post("a.past", deliver_at=in_(-60))
+    madeira.post("a.later", deliver_at=later(2.0))
+    madeira.post("a.sooner", deliver_at=later(1.0))
+    madeira.post("a.past", deliver_at=later(-60))
     receiver.wait_for(3)
     called = {json.loads(call.body)["event_type"]: call.at - posted for call in receiver.calls}
     for kind, due_s in (("a.past", 0.0), ("a.sooner", 1.0), ("a.later", 2.0)):
@@ -53,8 +48,8 @@ def test_an_event_that_is_cancelled_before_it_is_due_is_never_called(launch: Lau
     madeira = launch({"a": {"url": receiver.url("/a")}})
     madeira.api()
     worker = madeira.worker()
-    gone = madeira.post("a.cancelled", deliver_at=in_(2.0))
-    kept = madeira.post("a.kept", deliver_at=in_(2.5))
+    gone = madeira.post("a.cancelled", deliver_at=later(2.0))
+    kept = madeira.post("a.kept", deliver_at=later(2.5))
     answer = cancelled_by_its_source(madeira, gone)
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
     if loss in ("the worker", "both"):
