@@ -19,6 +19,7 @@ from madeira.cli.common import json_option
 from madeira.cli.faults import Faults
 from madeira.cli.filters import Number, Whole
 from madeira.delivery.signing import standard_key
+from madeira.digits import whole
 from madeira.settings import secret_reference
 
 #: Bytes of a body that are printed.
@@ -191,10 +192,13 @@ class _Call(BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        if length > _MAX_BODY:
+        try:
+            length = whole(self.headers.get("Content-Length", "0"))
+        except ValueError:
+            length = -1
+        if not 0 <= length <= _MAX_BODY:
             self.close_connection = True
-            self._answer(413, b"")
+            self._answer(400 if length < 0 else 413, b"")
             return
         body = self.rfile.read(length)
         verified = self.server.verify(body, {k.lower(): v for k, v in self.headers.items()})
