@@ -322,7 +322,3 @@ def _check(conn: BoundedConnection) -> None:
         conn.plan_anew()
     finally:
         conn.limit_s = limit_s
-
-
-#: A unit of work that gets a connection.
-Work = Callable[[psycopg.Connection[Any]], T]
