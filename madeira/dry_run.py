@@ -91,19 +91,7 @@ class DryRun:
 
 def dry_run(rules: Rules, event: NewEvent, *, egress: Egress, now: datetime, response: Response | None = None) -> DryRun:
     """What would become of `event` if it were accepted, routed and called at `now` and each receiver answered `response`."""
-    routable = RoutableEvent(
-        seq=0,
-        source=event.source,
-        event_id=event.event_id,
-        event_type=event.event_type,
-        routing_key=event.routing_key,
-        target_uri=event.target_uri,
-        trace_id=event.trace_id,
-        route_failures=0,
-        created_at=now,
-        payload=event.payload,
-        parameters=event.parameters,
-    )
+    routable = RoutableEvent.of(event, now)
     scope = Scope(EventValues(routable))
     routes = []
     for route in rules.routes:

@@ -100,8 +100,8 @@ _ATTEMPTS: Final = """
 
 #: What routing needs to know of some events.
 _ROUTABLE: Final = """
-    SELECT seq, source, event_id, event_type, routing_key, target_uri, trace_id, route_failures,
-           created_at, payload, parameters, traceparent, status,
+    SELECT seq, source, event_id, event_type, routing_key, target_uri, trace_id, created_at,
+           payload, parameters, traceparent, status,
            greatest(0, extract(epoch FROM coalesce(route_at, now()) - clock_timestamp()))::float8
     FROM event
     WHERE seq = ANY(%(seqs)s::bigint[])

@@ -36,7 +36,7 @@ def event(event_type: str = "payment.done", **fields: str | None) -> RoutableEve
     }
     created_at = datetime(2026, 1, 2, tzinfo=UTC)
     return RoutableEvent(
-        seq=1, event_id="e", event_type=event_type, trace_id="t", route_failures=0, created_at=created_at, **values
+        seq=1, event_id="e", event_type=event_type, trace_id="t", created_at=created_at, **values
     )
 
 
