@@ -88,7 +88,7 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
     why = values.get("reason")
     try:
         if why is not None:
-            bodies.reason(why if isinstance(why, str) else "\n")
+            bodies.reason(why)
     except ValueError as e:
         errors.append(FieldError("reason", str(e)))
     if errors:

@@ -56,7 +56,7 @@ class TestCall:
         why = document.values.get("reason")
         try:
             if why is not None:
-                bodies.reason(why if isinstance(why, str) else "\n")
+                bodies.reason(why)
         except ValueError as e:
             errors.append(FieldError("reason", str(e)))
         if errors:
