@@ -133,8 +133,6 @@ def _merged(written: Schema) -> Schema:
 
 def _operations(kind: Kind) -> tuple[Operation, ...]:
     name, path = kind.capitalize(), f"/v1/{kind}s"
-    one = f"{path}/{{name}}"
-    removal = (in_query("unfinished", words("refuse", "cancel"), "What becomes of its unfinished deliveries."),)
     return (
         Operation(
             method="get",
@@ -160,6 +158,13 @@ def _operations(kind: Kind) -> tuple[Operation, ...]:
             problems=(409, 415, 422),
             audited=True,
         ),
+        *_operations_on_one(kind, name, f"{path}/{{name}}"),
+    )
+
+
+def _operations_on_one(kind: Kind, name: str, one: str) -> tuple[Operation, ...]:
+    removal = (in_query("unfinished", words("refuse", "cancel"), "What becomes of its unfinished deliveries."),)
+    return (
         Operation(
             method="get",
             path=one,
