@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from madeira import ids, target, traceparent
+from madeira import ids, reasons, target, traceparent
 from madeira.api import problems
 from madeira.api.problems import FieldError
 from madeira.egress import Egress
@@ -35,7 +35,6 @@ _EVENT_ID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _RFC3339: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
-_PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _URI_CHARACTERS: Final = re.compile(r"(?:[A-Za-z0-9!$&'()*+,\-./:;=?@_~\[\]#]|%[0-9A-Fa-f]{2})*", re.ASCII)
 
 _KNOWN: Final = frozenset(
@@ -132,7 +131,7 @@ def _event_type(value: Any) -> str:
 
 
 def _routing_key(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_ROUTING_KEY or not _PRINTABLE.fullmatch(value):
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ROUTING_KEY or not reasons.is_line(value):
         raise _Invalid(f"must be a string of 1 to {MAX_ROUTING_KEY} printable characters")
     return value
 
