@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 from madeira import sealing
 from madeira.egress import Egress
 from madeira.errors import AlreadyThere, ConfigurationInvalid, InUse, NotThere, SettingsError, Stale
+from madeira.routing import secrets
 from madeira.routing.config import Kind, parse_toml
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
@@ -143,7 +144,7 @@ def test_a_dry_run_changes_nothing_and_tells_the_difference(configurator: Config
 def test_without_pruning_nothing_is_removed(configurator: Configurator) -> None:
     """A file may name a part of what is there; the rest is told as kept."""
     configurator.apply(WHOLE, who="t")
-    difference = configurator.apply('[[source]]\nname = "new"\nsecrets = ["x"]\n', who="t")
+    difference = configurator.apply('[[source]]\nname = "new"\nsecrets = ["a-secret"]\n', who="t")
     assert difference.removed == []
     assert "endpoint ledger" in difference.kept
     assert {s.name for s in configurator.list("source")} == {"billing", "new"}
@@ -162,7 +163,7 @@ def test_a_file_is_applied_as_a_whole_or_not_at_all(configurator: Configurator, 
 def test_nothing_that_is_wrong_hides_anything_else(configurator: Configurator, database: Database) -> None:
     """Not a secret that no key opens, not a name, not a name that stands there twice, not a literal without a key."""
     first = "[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\nsecrets = ['sealed:nonsense']\n"
-    second = "[[endpoint]]\nname = 'e'\nurl = 'http://h'\nsecrets = ['literal']\nrate = -1\n"
+    second = "[[endpoint]]\nname = 'e'\nurl = 'http://h'\nsecrets = ['a-literal']\nrate = -1\n"
     third = "[[route]]\nname = 'a b'\nendpoint = 'nobody'\nevent_type = 5\n"
     told = ["endpoint[e].name", "endpoint[e].secrets[0]", "endpoint[e].url", "endpoint number 2.rate"]
     told += ["route number 1.name", "route number 1.endpoint", "route number 1.event_type"]
@@ -242,16 +243,16 @@ def test_an_object_is_made_changed_and_removed(configurator: Configurator, datab
 
 def test_a_change_that_changes_nothing_leaves_no_trace(configurator: Configurator, database_url: str) -> None:
     """Not in the audit, not in the versions."""
-    configurator.create("source", "s", {"secrets": ["x"], "rate": 5}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"], "rate": 5}, who="t")
     before = everything(database_url)
-    same = configurator.update("source", "s", {"rate": 5, "secrets": ["x"]}, expected=None, who="t")
+    same = configurator.update("source", "s", {"rate": 5, "secrets": ["a-secret"]}, expected=None, who="t")
     assert same.version == 1
     assert everything(database_url) == before
 
 
 def test_a_change_to_an_old_version_is_refused(configurator: Configurator) -> None:
     """Of two people who read the same version the second one must look again."""
-    configurator.create("source", "s", {"secrets": ["x"]}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"]}, who="t")
     configurator.update("source", "s", {"rate": 1}, expected=1, who="t")
     with pytest.raises(Stale, match="version 2 by now, not 1"):
         configurator.update("source", "s", {"rate": 2}, expected=1, who="t")
@@ -262,7 +263,7 @@ def test_a_change_to_an_old_version_is_refused(configurator: Configurator) -> No
 
 def test_of_changes_at_the_same_moment_one_wins(configurator: Configurator, database_url: str) -> None:
     """Four people change the same version at once: one change counts, three are refused, nothing is mixed."""
-    configurator.create("source", "s", {"secrets": ["x"]}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"]}, who="t")
 
     def change(n: int) -> bool:
         try:
@@ -307,11 +308,11 @@ def test_two_files_at_the_same_moment_are_applied_one_after_the_other(configurat
 
 def test_a_name_is_given_once(configurator: Configurator) -> None:
     """A second object of a name is refused, and so is one that could not be named."""
-    configurator.create("source", "s", {"secrets": ["x"]}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"]}, who="t")
     with pytest.raises(AlreadyThere):
-        configurator.create("source", "s", {"secrets": ["y"]}, who="t")
+        configurator.create("source", "s", {"secrets": ["a-secret-too"]}, who="t")
     with pytest.raises(ConfigurationInvalid) as e:
-        configurator.create("source", "a b", {"secrets": ["y"]}, who="t")
+        configurator.create("source", "a b", {"secrets": ["a-secret-too"]}, who="t")
     assert fields_of(e) == ["name"]
     with pytest.raises(ConfigurationInvalid) as e:
         configurator.update("source", "s", {"name": "t"}, expected=None, who="t")
@@ -342,23 +343,45 @@ def test_a_text_that_cannot_be_kept_is_refused(configurator: Configurator, value
 
 def test_secrets_are_hidden_and_can_be_kept(configurator: Configurator, database: Database) -> None:
     """What is shown can be sent back: each hidden secret stays what it was, also in another place."""
-    document = {"url": "http://h.example/", "secrets": ["one", "env:TWO", "three"], "headers": {"A": "value-a", "B": "env:B"}}
+    document = {
+        "url": "http://h.example/",
+        "secrets": ["secret-one", "env:TWO", "secret-three"],
+        "headers": {"A": "value-a", "B": "env:B"},
+    }
     shown = configurator.create("endpoint", "e", document, who="t").document
     assert shown["secrets"] == ["hidden:1", "env:TWO", "hidden:3"]
     assert shown["headers"] == {"A": "hidden", "B": "env:B"}
-    sent = {"secrets": ["hidden:3", "four", "hidden:1"], "headers": {"A": "hidden", "B": None, "C": "value-c"}}
+    sent = {"secrets": ["hidden:3", "secret-four", "hidden:1"], "headers": {"A": "hidden", "B": None, "C": "value-c"}}
     changed = configurator.update("endpoint", "e", sent, expected=1, who="t")
     assert changed.document["secrets"] == ["hidden:1", "hidden:2", "hidden:3"]
     endpoint = parse_toml(configurator.export(), where="export", environ={}, sealer=Sealer((KEY,))).endpoints["e"]
-    assert endpoint.secrets == ("three", "four", "one")
+    assert endpoint.secrets == ("secret-three", "secret-four", "secret-one")
     assert endpoint.headers == {"A": "value-a", "C": "value-c"}
+
+
+def test_a_secret_that_is_found_out_by_trying_is_refused_and_one_that_was_kept_goes_on(configurator: Configurator) -> None:
+    """Eight characters at least of what is new; the same file again, an export and a reference are taken as they were."""
+    short = '[[source]]\nname = "s"\nsecrets = ["short", "env:S"]\n'
+    with pytest.raises(ConfigurationInvalid) as e:
+        configurator.apply(short, who="t")
+    assert [(p.field, "8 characters" in p.detail, "short" in p.detail.split()) for p in e.value.problems] == [
+        ("source[s].secrets[0]", True, False)
+    ]
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(secrets, "SHORTEST", 1)
+        configurator.apply(short, who="t")
+    assert configurator.apply(short, who="t").unchanged == ["source s"]
+    assert configurator.apply(configurator.export(), who="t").unchanged == ["source s"]
+    document = configurator.update("source", "s", {"rate": 5, "secrets": ["hidden:1", "longer-than-it"]}, expected=None, who="t")
+    assert document.document["secrets"] == ["hidden:1", "hidden:2"]
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "headers": {"A": "any"}}, who="t")
 
 
 @pytest.mark.parametrize(
     ("patch", "field"),
     [
         ({"secrets": ["hidden:2"]}, "secrets[0]"),
-        ({"secrets": ["x", "hidden"]}, "secrets[1]"),
+        ({"secrets": ["a-secret", "hidden"]}, "secrets[1]"),
         ({"secrets": ["hidden:0"]}, "secrets[0]"),
         ({"secrets": ["hidden:x"]}, "secrets[0]"),
         ({"headers": {"B": "hidden"}}, "headers.B"),
@@ -368,7 +391,7 @@ def test_secrets_are_hidden_and_can_be_kept(configurator: Configurator, database
 )
 def test_hidden_without_a_secret_is_refused(configurator: Configurator, patch: dict[str, Any], field: str) -> None:
     """The word that stands for a secret never becomes one."""
-    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["x"], "headers": {"A": "a"}}, who="t")
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["a-secret"], "headers": {"A": "a"}}, who="t")
     with pytest.raises(ConfigurationInvalid) as e:
         configurator.update("endpoint", "e", patch, expected=None, who="t")
     assert fields_of(e)[0] == field
@@ -388,7 +411,7 @@ def test_without_a_key_only_references_are_taken(database: Database) -> None:
 @pytest.mark.parametrize(
     ("kind", "document", "field"),
     [
-        ("source", {"secrets": ["x", "env:MADEIRA_SECRET_KEY"]}, "secrets[1]"),
+        ("source", {"secrets": ["a-secret", "env:MADEIRA_SECRET_KEY"]}, "secrets[1]"),
         ("endpoint", {"secrets": ["env:PGPASSWORD"]}, "secrets[0]"),
         ("endpoint", {"headers": {"A": "env:madeira_admin_token"}}, "headers.A"),
         ("endpoint", {"client_certificate": {"chain": "env:CHAIN", "key": "env:PgKey"}}, "client_certificate.key"),
@@ -398,7 +421,7 @@ def test_a_reference_to_what_is_ours_or_the_database_s_is_refused(
     configurator: Configurator, kind: Kind, document: dict[str, Any], field: str
 ) -> None:
     """In every place where a reference may stand, made or changed or applied: with the field and the remedy."""
-    base = {"url": "http://h.example/"} if kind == "endpoint" else {"secrets": ["x"]}
+    base = {"url": "http://h.example/"} if kind == "endpoint" else {"secrets": ["a-secret"]}
     with pytest.raises(ConfigurationInvalid, match="put the secret into a variable of another name") as e:
         configurator.create(kind, "o", base | document, who="t")
     assert fields_of(e) == [field]

@@ -52,6 +52,10 @@ _HEADERS: Final = {
 }
 
 
+#: A secret that something is signed with.
+_SECRET: Final = {"pattern": r"^[^\u0000]*$", "description": "A literal that is not kept yet has at least 8 characters."}
+
+
 def _written(kind: Kind) -> Schema:
     """An object as a client writes it."""
     found = _with_formats(schema(kind))
@@ -61,7 +65,7 @@ def _written(kind: Kind) -> Schema:
     if "routing_key" in properties:
         properties["routing_key"] |= {"pattern": PRINTABLE}
     if "secrets" in properties:
-        properties["secrets"] |= {"items": properties["secrets"]["items"] | {"pattern": r"^[^\u0000]*$"}}
+        properties["secrets"] |= {"items": properties["secrets"]["items"] | _SECRET}
     return found
 
 
