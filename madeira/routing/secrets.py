@@ -118,6 +118,9 @@ def sealed(kind: Kind, document: Mapping[str, Any], sealer: Sealer, problem: Tel
             return text
         try:
             return sealer.seal(text)
+        except UnicodeEncodeError:
+            # Half of a surrogate pair, which no check of a value lets pass: it is told already.
+            return text
         except SealError as e:
             problem(
                 str(place), f"a literal cannot be kept, since {e}; or write {ENV_PREFIX}NAME to have it read from the environment"

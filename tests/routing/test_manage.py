@@ -336,6 +336,14 @@ def test_a_text_that_cannot_be_kept_is_refused(configurator: Configurator, value
     with pytest.raises(ConfigurationInvalid) as e:
         configurator.create("route", "r", {"endpoint": "callback", "routing_key": value}, who="t")
     assert fields_of(e) == ["routing_key"]
+    for field, document in (
+        ("secrets[0]", {"secrets": ["long-enough" + value]}),
+        ("headers.A", {"headers": {"A": value}}),
+        ("client_certificate.key", {"client_certificate": {"chain": "env:CHAIN", "key": value}}),
+    ):
+        with pytest.raises(ConfigurationInvalid) as e:
+            configurator.create("endpoint", "e", {"url": "http://h.example/"} | document, who="t")
+        assert fields_of(e) == [field]
 
 
 # -- secrets --------------------------------------------------------------------------------------------------------
