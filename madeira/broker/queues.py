@@ -27,6 +27,9 @@ from madeira.records import Accepted, DeliveryRef
 #: How long an idempotency mark stays, in milliseconds. The mark decides nothing: Postgres does.
 MARK_TTL_MS: Final = 86_400_000
 
+#: Seconds of silence after which a process is not said to be alive; it gives a sign every five.
+ALIVE_S: Final = 30.0
+
 #: Keys that one call may carry; a longer list is sent in pages.
 PAGE: Final = 500
 
