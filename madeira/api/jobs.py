@@ -143,7 +143,7 @@ def asked(values: Mapping[str, Any]) -> tuple[NewJob, bool]:
         Problem: 422, with one entry for each field that is unknown, missing or wrong.
     """
     errors = [
-        FieldError(ascii(n[:64])[1:-1], f"is no field of a job; known: {', '.join(_FIELDS)}") for n in values if n not in _FIELDS
+        FieldError(problems.shown(n), f"is no field of a job; known: {', '.join(_FIELDS)}") for n in values if n not in _FIELDS
     ]
     errors += [FieldError(name, told) for name, told in _REQUIRED.items() if name not in values]
     found: dict[str, Any] = {}

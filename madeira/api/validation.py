@@ -83,7 +83,7 @@ def new_event(
     values, texts = document.values, document.texts
     errors = list(beside)
     if not values.keys() <= _KNOWN:
-        errors += [FieldError(_field_name(name), "is not a field of an event") for name in values if name not in _KNOWN]
+        errors += [FieldError(problems.shown(name), "is not a field of an event") for name in values if name not in _KNOWN]
     errors += [FieldError(name, "is required") for name in ("event_type", "payload") if name not in values]
     checked: dict[str, Any] = {}
     for name, check in _CHECKS:
@@ -209,7 +209,3 @@ def from_headers(environ: Mapping[str, Any]) -> tuple[str | None, str | None]:
     if _TRACE_ID.fullmatch(given):
         return parent, given
     return parent, None if found is None else found.trace_id
-
-
-def _field_name(name: str) -> str:
-    return ascii(name[:64])[1:-1]

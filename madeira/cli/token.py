@@ -12,6 +12,7 @@ from rich.table import Table
 
 from madeira.cli.acting import Reason
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.ids import NAME
 from madeira.states import Role
 from madeira.store import tokens as store
 
@@ -49,7 +50,7 @@ def create(name: str, role: str, expires: float | None, reason: str | None, as_j
 
     Standard output holds the token and nothing else: TOKEN=$(madeira token create ci --role operator)
     """
-    if not store.NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise click.BadParameter("of 1 to 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
     values = load()
     configure_log(values)

@@ -1,6 +1,5 @@
 """The bodies of the admin's requests: small JSON objects, read as strictly as an event."""
 
-import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,9 +11,6 @@ from madeira.strict_json import Document
 
 #: Bytes of a body; a template of a body and some certificates fit well.
 MAX_BODY: Final = 262_144
-
-#: What the name of an object or a token may be.
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 #: Media type of a change by RFC 7396.
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -66,7 +62,7 @@ def checked(
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in checks:
-            errors.append(FieldError(ascii(name[:64])[1:-1], f"is no field of {what}; known: {', '.join(checks)}"))
+            errors.append(FieldError(problems.shown(name), f"is no field of {what}; known: {', '.join(checks)}"))
             continue
         try:
             found[name] = checks[name](value)
@@ -79,7 +75,7 @@ def checked(
 
 def unknown(values: Mapping[str, Any], known: frozenset[str], what: str) -> list[FieldError]:
     """An error for each field that `what` does not have."""
-    return [FieldError(ascii(name[:64])[1:-1], f"is no field of {what}") for name in values if name not in known]
+    return [FieldError(problems.shown(name), f"is no field of {what}") for name in values if name not in known]
 
 
 def reason(given: Any) -> str:

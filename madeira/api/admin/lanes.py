@@ -17,6 +17,7 @@ from madeira.api.auth import Authenticator
 from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
+from madeira.ids import NAME
 from madeira.lanes.showing import held, lane
 from madeira.routing.config import CALLBACK
 from madeira.states import Role
@@ -44,7 +45,7 @@ class Hold:
         why = bodies.why(bodies.document(req.env, optional=not needed).values, needed=needed)
         if name == CALLBACK:
             raise Problem(409, f"the endpoint {CALLBACK} is built in: it cannot be held", name="built-in")
-        if not bodies.NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise _unknown(name)
         try:
             changed = self._acting.hold(name, self._action, who=caller.name, why=why)
