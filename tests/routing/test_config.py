@@ -4,8 +4,8 @@ import pytest
 
 from madeira.errors import SettingsError
 from madeira.records import CALLBACK_URL, RetryPolicy
-from madeira.routing.config import Rules, no_rules, parse_toml, schema
-from madeira.routing.fields import FIELDS, KINDS, Kind
+from madeira.routing.config import Rules, no_rules, parse_toml
+from madeira.routing.fields import FIELDS, KINDS, Kind, schema
 
 WHOLE = """
 [[source]]

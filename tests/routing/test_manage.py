@@ -13,7 +13,8 @@ from madeira import sealing
 from madeira.egress import Egress
 from madeira.errors import AlreadyThere, ConfigurationInvalid, InUse, NotThere, SettingsError, Stale
 from madeira.routing import secrets
-from madeira.routing.config import Kind, parse_toml
+from madeira.routing.config import parse_toml
+from madeira.routing.fields import Kind
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
