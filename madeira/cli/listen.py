@@ -192,13 +192,10 @@ class _Call(BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        try:
-            length = whole(self.headers.get("Content-Length", "0"))
-        except ValueError:
-            length = -1
-        if not 0 <= length <= _MAX_BODY:
+        length = _number(self.headers.get("Content-Length", "0"))
+        if length is None or not 0 <= length <= _MAX_BODY:
             self.close_connection = True
-            self._answer(400 if length < 0 else 413, b"")
+            self._answer(400 if length is None or length < 0 else 413, b"")
             return
         body = self.rfile.read(length)
         verified = self.server.verify(body, {k.lower(): v for k, v in self.headers.items()})
@@ -246,7 +243,7 @@ class _Call(BaseHTTPRequestHandler):
                 "method": self.command,
                 "path": self.path,
                 "webhook_id": self.headers.get("webhook-id"),
-                "attempt": int(attempt) if attempt.isascii() and attempt.isdigit() else None,
+                "attempt": _number(attempt),
                 "signature": _SIGNATURES[verified],
                 "answered": status,
                 "fault": fault,
@@ -268,6 +265,13 @@ class _Call(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: `_tell` does."""
+
+
+def _number(text: str) -> int | None:
+    try:
+        return whole(text)
+    except ValueError:
+        return None
 
 
 def one_line(text: str) -> str:

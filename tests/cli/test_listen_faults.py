@@ -104,3 +104,11 @@ def test_a_body_of_no_known_length_is_not_waited_for(length: str) -> None:
         s.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
         answer = b"".join(iter(lambda: s.recv(1000), b""))
         assert answer.startswith(b"HTTP/1.1 400 "), answer
+
+
+@pytest.mark.parametrize(("attempt", "told"), [("3", 3), ("\u00b2", None), ("9" * 5000, None), ("x", None)])
+def test_a_strange_number_of_an_attempt_is_none(attempt: str, told: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with receiving(Faults()) as url:
+        headers = {"X-Madeira-Attempt": attempt.encode("latin-1")}
+        assert httpx.post(url, content=b"{}", headers=headers, trust_env=False).status_code == 200
+    assert json.loads(capsys.readouterr().out)["attempt"] == told
