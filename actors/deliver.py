@@ -128,7 +128,7 @@ def _leave(hand: Hand, ref: DeliveryRef, refused: Refused) -> None:
         hand.delay(refused.delay_s)
     if refused.first is not None:
         hand.follow.append(ensure_delivery(refused.first))
-    if refused.dead:
+    if refused.reason == "died":
         hand.follow.append(ensure_dead_letter(ref))
         log.error("delivery.died", failure_class="platform")
 

@@ -119,20 +119,7 @@ def _event(tools: Tools, rules: Rules, notice: Notice) -> NewEvent | None:
         body_sha256=hashlib.sha256(payload.encode()).digest(),
         trace_id=f"notice-{notice.id}",
     )
-    routable = RoutableEvent(
-        seq=0,
-        source=event.source,
-        event_id=event.event_id,
-        event_type=event.event_type,
-        routing_key=None,
-        target_uri=None,
-        trace_id=event.trace_id,
-        route_failures=0,
-        created_at=notice.at,
-        payload=payload,
-        parameters=None,
-    )
-    return event if match(rules, routable, egress=tools.egress) else None
+    return event if match(rules, RoutableEvent.of(event, notice.at), egress=tools.egress) else None
 
 
 def _tellers(rules: Rules) -> set[str]:

@@ -237,7 +237,7 @@ class Comparison:
     # -- the broker knows it, Postgres has finished it ----------------------------------------------------------
 
     def _finished_but_queued(self, queue: str) -> None:
-        _, keys = self._queues.scan(queue, "delayed", 0, PAGE)
+        keys = self._queues.some_delayed(queue, PAGE)
         self._queues.forget(queue, [key for key in keys if not is_key(queue, key)])
         by_id = {int(key.split(":", 1)[0]): key for key in keys if is_key(queue, key)}
         reader = rows.finished_among if queue == DELIVER else rows.finished_events_among

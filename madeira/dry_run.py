@@ -18,6 +18,7 @@ from typing import Any, Final
 from madeira import retry, templates
 from madeira.delivery import request as requests
 from madeira.delivery.answer import MAX_BODY, Answer
+from madeira.delivery.exchange import HIDDEN, SIGNATURES
 from madeira.delivery.request import NotSent, OutboundRequest
 from madeira.delivery.verdict import judge
 from madeira.egress import Egress
@@ -27,11 +28,6 @@ from madeira.records import Attempt, Claimed, Decision, Endpoint, NewEvent, Plan
 from madeira.routing.config import Rules
 from madeira.routing.rules import match, why_not
 from madeira.states import DeliveryStatus
-
-#: What stands for a value that is not shown.
-HIDDEN: Final = "***"
-
-_SIGNATURES: Final = frozenset({"webhook-signature", "x-madeira-signature"})
 
 _EXPRESSION: Final = re.compile(r"(?s)(\{\{.*?\}\})")
 
@@ -91,19 +87,7 @@ class DryRun:
 
 def dry_run(rules: Rules, event: NewEvent, *, egress: Egress, now: datetime, response: Response | None = None) -> DryRun:
     """What would become of `event` if it were accepted, routed and called at `now` and each receiver answered `response`."""
-    routable = RoutableEvent(
-        seq=0,
-        source=event.source,
-        event_id=event.event_id,
-        event_type=event.event_type,
-        routing_key=event.routing_key,
-        target_uri=event.target_uri,
-        trace_id=event.trace_id,
-        route_failures=0,
-        created_at=now,
-        payload=event.payload,
-        parameters=event.parameters,
-    )
+    routable = RoutableEvent.of(event, now)
     scope = Scope(EventValues(routable))
     routes = []
     for route in rules.routes:
@@ -232,7 +216,7 @@ def request_document(event: RoutableEvent | Claimed, made: OutboundRequest, endp
 def _shown(name: str, value: str, endpoint: Endpoint, event: RoutableEvent | Claimed) -> str:
     if name in endpoint.headers:
         return _shown_template(endpoint.headers[name], EventValues(event))
-    return HIDDEN if name.lower() in _SIGNATURES or name.lower() == "authorization" else value
+    return HIDDEN if name.lower() in SIGNATURES else value
 
 
 def _shown_template(text: str, values: EventValues) -> str:

@@ -26,10 +26,6 @@ class BrokerUnavailable(MadeiraError):
     """Raised when Redis cannot be reached, or not in time; whether the script ran is unknown."""
 
 
-class UnknownEndpoint(MadeiraError):
-    """Raised when a delivery names an endpoint that the configuration does not (or no longer) hold."""
-
-
 class IllegalTransition(MadeiraError):
     """Raised when an action is asked for that the state of an event or a delivery does not allow.
 

@@ -28,7 +28,7 @@ from prometheus_client.core import GaugeMetricFamily
 from madeira.log import get
 from madeira.metrics_files import NAMED, Names, families
 from madeira.settings import metrics_folder
-from madeira.states import DeliveryStatus, FailureClass, Outcome
+from madeira.states import FINISHED, FailureClass, Outcome
 
 #: The media type of `page`.
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -168,7 +168,7 @@ def expect_endpoints(names: Iterable[str]) -> None:
         endpoint = endpoint_label(name)
         for outcome in Outcome:
             DELIVERY_ATTEMPTS.labels(endpoint, outcome)
-        for status in (DeliveryStatus.SUCCEEDED, DeliveryStatus.DEAD, DeliveryStatus.CANCELLED):
+        for status in sorted(FINISHED):
             DELIVERIES_SETTLED.labels(endpoint, status)
         for failure_class in FailureClass:
             DEAD_LETTERS.labels(endpoint, failure_class)

@@ -56,12 +56,27 @@ class RoutableEvent:
     routing_key: str | None
     target_uri: str | None
     trace_id: str
-    route_failures: int
     created_at: datetime
     #: The texts of the JSON values as received; what filters and templates read.
     payload: str
     parameters: str | None
     traceparent: str | None = None
+
+    @classmethod
+    def of(cls, event: NewEvent, at: datetime) -> "RoutableEvent":
+        """What an event that is not stored would be if it were accepted at `at`."""
+        return cls(
+            seq=0,
+            source=event.source,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            routing_key=event.routing_key,
+            target_uri=event.target_uri,
+            trace_id=event.trace_id,
+            created_at=at,
+            payload=event.payload,
+            parameters=event.parameters,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +148,15 @@ class Claimed:
 class Refused:
     """Why a claim was not granted, and what to do with the key.
 
-    `reason` is one of ``finished``, ``not_due``, ``leased``, ``cancelled``, ``died`` (lost too often, just now),
-    ``missing`` (the row is not visible), ``contended`` (another claim holds the row at this moment), ``behind`` (another
-    delivery of its ordering key comes first), ``unrouted`` (an earlier event that may lead to the
-    same endpoint is not routed yet).
+    `reason` is one of ``finished``, ``not_due``, ``leased``, ``cancelled``, ``died`` (lost too often, just now, and to be queued
+    as a dead letter), ``missing`` (the row is not visible), ``contended`` (another claim holds the row at this moment),
+    ``behind`` (another delivery of its ordering key comes first), ``unrouted`` (an earlier event that may lead to the same
+    endpoint is not routed yet).
     """
 
     reason: str
     #: Seconds to wait before trying again, where that makes sense.
     delay_s: float = 0.0
-    #: The deliveries of the same event that must be queued as dead letters now (lost too often).
-    dead: bool = False
     #: The delivery of the same ordering key that must be queued now, since it is the first.
     first: DeliveryRef | None = None
 

@@ -125,11 +125,7 @@ def _namespace(value: str) -> str:
     return value
 
 
-def _file(value: str) -> Path:
-    return Path(value).expanduser().resolve()
-
-
-def _folder(value: str) -> Path:
+def _path(value: str) -> Path:
     return Path(value).expanduser().resolve()
 
 
@@ -178,13 +174,13 @@ class Settings:
         secret=True,
     )
     namespace: str = _setting("madeira", _namespace, "Prefix of every Redis key, so that several Madeiras can share one Redis.")
-    data_dir: Path = _setting(Path(".madeira"), _folder, "Folder of the embedded servers' data and of the metrics files.")
+    data_dir: Path = _setting(Path(".madeira"), _path, "Folder of the embedded servers' data and of the metrics files.")
     host: str = _setting("127.0.0.1", _text, "Address that the API listens on.")
     port: int = _setting(8000, _whole(1, 65535), "Port that the API listens on.")
     processes: int = _setting(2, _whole(1, 256), "Processes of the API and of the workers that `madeira up` starts, each.")
     threads: int = _setting(24, _whole(1, 512), "Worker threads per worker process.")
     config: Path | None = _setting(
-        None, _file, "TOML file with sources, endpoints and routes that `madeira up` applies when it starts."
+        None, _path, "TOML file with sources, endpoints and routes that `madeira up` applies when it starts."
     )
     secret_key: tuple[str, ...] = _setting(
         (),
@@ -297,11 +293,6 @@ class Settings:
                 f"MADEIRA_KEEP_AUDIT_DAYS={self.keep_audit_days} must be at least MADEIRA_{longest.upper()}="
                 f"{getattr(self, longest)}: the audit outlives what it is about (0 keeps for ever)"
             )
-
-    @property
-    def deliver_threads(self) -> int:
-        """Threads of a process that deliveries may hold: two stay free for routing, reconcile and jobs."""
-        return max(1, self.threads - 2)
 
 
 def environment_name(f: "Field[Any]") -> str:

@@ -35,7 +35,6 @@ def event() -> EventValues:
             routing_key=found["routing_key"],
             target_uri=None,
             trace_id="t",
-            route_failures=0,
             created_at=datetime(2026, 1, 2, tzinfo=UTC),
             payload=texts["payload"][1] if texts["payload"] else "",
             parameters=texts["parameters"][1] if texts["parameters"] else "",

@@ -77,7 +77,7 @@ class Replay(_Action):
     def on_post(self, req: falcon.Request, resp: falcon.Response, event_id: str) -> None:
         """Replay one event."""
         caller = self._auth.person(req.env, Role.OPERATOR)
-        asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True, endpoint=_endpoint, force=_flag)
+        asked = _asked(reading.json_if_any(req.env, limit=MAX_BODY), required=True, endpoint=_endpoint, force=bodies.flag)
         source, endpoint = source_of(caller, req, event_id), asked.get("endpoint")
         force = asked.get("force", False)
         with _told():
@@ -180,32 +180,12 @@ def _asked(raw: bytes, *, required: bool = False, **fields: Any) -> Mapping[str,
     """
     if not raw and not required:
         return {}
-    checks = {"reason": _required_reason if required else _reason, **fields}
+    checks = {"reason": bodies.needed_reason if required else bodies.reason, **fields}
     values = bodies.parsed(raw or b"{}", optional=not required).values
     return bodies.checked(values, checks, "this action", required={"reason": "is required"} if required else {})
-
-
-def _reason(value: Any) -> str:
-    return reasons.check(_text(value))
-
-
-def _required_reason(value: Any) -> str:
-    return reasons.check_needed(_text(value))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be a string of at most {reasons.MAX_REASON} printable characters")  # noqa: TRY004  # all that is wrong is told in one way
-    return value
 
 
 def _endpoint(value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not reasons.is_line(value):
         raise ValueError("must be the name of an endpoint")
     return value
-
-
-def _flag(value: Any) -> bool:
-    if value is not True and value is not False:
-        raise ValueError("must be true or false")
-    return bool(value)

@@ -5,7 +5,7 @@ survive a fork, so each process opens its own when its server says so (``deploy/
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -115,9 +115,9 @@ def create(
     counts as gone after `silence_s` seconds without a sign of life; the numbers are shown to whoever has `metrics_token`, unless
     it is empty. `traces` records those of posts, if anybody wants them.
     """
-    auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
     api = falcon.App()
     problems.install(api)
+    auth = Authenticator(rules=current, tokens=tokens, admin_token=admin_token)
     intake: dict[str, Any] = {
         "auth": auth,
         "limits": Limits(sources=lambda: current().sources, queues=queues),
@@ -125,41 +125,56 @@ def create(
         "outcomes": Outcomes(auth=auth),
         "spans": traces,
     }
-    listing = Listing(auth=auth, lists=lists)
-    acting: dict[str, Any] = {"auth": auth, "database": database, "queues": queues}
-    api.add_route("/v1/events", Events(**intake, patience=patience, max_body=max_body, listing=listing))
+    shared: dict[str, Any] = {"auth": auth, "database": database}
+    acting: dict[str, Any] = {**shared, "queues": queues}
     event = Event(**acting)
-    api.add_route("/v1/events/batch", Batch(**intake, database=database, after=enqueue, max_line=max_body, event=event))
-    api.add_route("/v1/events/{event_id}", event)
-    api.add_route("/v1/events/{event_id}/cancel", Cancel(**acting))
-    api.add_route("/v1/events/{event_id}/replay", Replay(**acting))
-    api.add_route("/v1/events/{event_id}/reroute", Reroute(**acting))
-    api.add_route("/v1/events/{event_id}/erase", Erase(**acting))
-    api.add_route("/v1/dead-letters", DeadLetters(auth=auth, lists=lists))
-    api.add_route("/v1/dead-letters/groups", Groups(auth=auth, lists=lists))
-    api.add_route("/v1/dead-letters/{delivery_id}", DeadLetter(auth=auth, database=database))
-    api.add_route("/v1/endpoints/{name}/cancel", CancelEndpoint(**acting))
-    for action in ACTIONS:
-        api.add_route(f"/v1/endpoints/{{name}}/{action}", Hold(**acting, action=action))
-    for kind in KINDS:
-        api.add_route(f"/v1/{kind}s", Objects(auth=auth, configurator=configurator, kind=kind))
-        api.add_route(f"/v1/{kind}s/{{name}}", Object(**acting, configurator=configurator, kind=kind))
-    api.add_route("/v1/endpoints/{name}/test", TestCall(auth=auth, trials=trials, egress=egress))
-    api.add_route("/v1/jobs", Jobs(**acting))
-    api.add_route("/v1/jobs/{id}", Job(auth=auth, database=database))
-    for steer in STEERS:
-        api.add_route(f"/v1/jobs/{{id}}/{steer}", Steer(**acting, steer=steer))
-    api.add_route("/v1/dry-run", DryRun(auth=auth, rules=rules, egress=egress))
-    api.add_route("/v1/reconcile", Reconcile(auth=auth, database=database))
-    api.add_route("/v1/log-level", LogLevel(auth=auth, database=database))
-    api.add_route("/v1/tokens", Tokens(auth=auth, database=database))
-    api.add_route("/v1/tokens/{name}", Token(auth=auth, database=database))
-    api.add_route("/v1/audit", Audit(auth=auth, database=database))
-    api.add_route("/openapi.json", openapi.Description())
-    api.add_route("/healthz", health.Alive())
-    api.add_route("/readyz", health.Ready(database=database, queues=queues))
-    api.add_route("/metrics", Numbers(database=database, lists=lists, queues=queues, silence_s=silence_s, token=metrics_token))
+    routes: dict[str, object] = {
+        "/v1/events": Events(**intake, patience=patience, max_body=max_body, listing=Listing(auth=auth, lists=lists)),
+        "/v1/events/batch": Batch(**intake, database=database, after=enqueue, max_line=max_body, event=event),
+        "/v1/events/{event_id}": event,
+        "/v1/dead-letters": DeadLetters(auth=auth, lists=lists),
+        "/v1/dead-letters/groups": Groups(auth=auth, lists=lists),
+        "/v1/endpoints/{name}/test": TestCall(auth=auth, trials=trials, egress=egress),
+        "/v1/dry-run": DryRun(auth=auth, rules=rules, egress=egress),
+        "/openapi.json": openapi.Description(),
+        "/healthz": health.Alive(),
+        "/readyz": health.Ready(database=database, queues=queues),
+        "/metrics": Numbers(database=database, lists=lists, queues=queues, silence_s=silence_s, token=metrics_token),
+        **{f"/v1/{kind}s": Objects(auth=auth, configurator=configurator, kind=kind) for kind in KINDS},
+        **{f"/v1/{kind}s/{{name}}": Object(**acting, configurator=configurator, kind=kind) for kind in KINDS},
+        **_actions(acting),
+        **_plain(shared),
+    }
+    for path, resource in routes.items():
+        api.add_route(path, resource)
     return api
+
+
+def _actions(acting: Mapping[str, Any]) -> dict[str, object]:
+    """What a person or a program does with what is there: path -> resource; `acting` is what all of them work with."""
+    return {
+        "/v1/events/{event_id}/cancel": Cancel(**acting),
+        "/v1/events/{event_id}/replay": Replay(**acting),
+        "/v1/events/{event_id}/reroute": Reroute(**acting),
+        "/v1/events/{event_id}/erase": Erase(**acting),
+        "/v1/endpoints/{name}/cancel": CancelEndpoint(**acting),
+        **{f"/v1/endpoints/{{name}}/{action}": Hold(**acting, action=action) for action in ACTIONS},
+        "/v1/jobs": Jobs(**acting),
+        "/v1/jobs/{id}": Job(auth=acting["auth"], database=acting["database"]),
+        **{f"/v1/jobs/{{id}}/{steer}": Steer(**acting, steer=steer) for steer in STEERS},
+    }
+
+
+def _plain(shared: Mapping[str, Any]) -> dict[str, object]:
+    """What takes nothing but a caller and Postgres: path -> resource."""
+    return {
+        "/v1/dead-letters/{delivery_id}": DeadLetter(**shared),
+        "/v1/reconcile": Reconcile(**shared),
+        "/v1/log-level": LogLevel(**shared),
+        "/v1/tokens": Tokens(**shared),
+        "/v1/tokens/{name}": Token(**shared),
+        "/v1/audit": Audit(**shared),
+    }
 
 
 class Application:

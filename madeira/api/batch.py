@@ -140,7 +140,7 @@ class Batch:
             return _Rejected(Problem(413, f"the line is larger than {self._max_line} bytes"), None)
         document: Document | None = None
         try:
-            document = intake.parsed(line)
+            document = reading.parsed(line)
             return self._checks.event(document, source=source, raw=line, environ=environ)
         except Problem as e:
             given = document.values.get("event_id") if document else None

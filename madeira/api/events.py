@@ -88,7 +88,7 @@ class Events:
             post.source = source
         query.none(req)
         self._limits.take(source)
-        event = self._checks.event(intake.parsed(raw), source=source, raw=raw, environ=environ)
+        event = self._checks.event(reading.parsed(raw), source=source, raw=raw, environ=environ)
         if post:
             event = post.event(event)
         try:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from madeira import metrics, strict_json
+from madeira import metrics
 from madeira.api import validation
 from madeira.api.auth import Authenticator
 from madeira.api.problems import Problem
 from madeira.egress import Egress
 from madeira.metrics import IngressOutcome
 from madeira.records import NewEvent
-from madeira.strict_json import Document, NotStrictJson
+from madeira.strict_json import Document
 
 if TYPE_CHECKING:
     from madeira.spans.record import Post, Spans
@@ -27,18 +27,6 @@ _OUTCOMES: Final[Mapping[int, IngressOutcome]] = {
     429: "limited",
     503: "unavailable",
 }
-
-
-def parsed(raw: bytes) -> Document | None:
-    """The JSON object in `raw`; None when it is another value.
-
-    Raises:
-        Problem: 400, it is not strict JSON.
-    """
-    try:
-        return strict_json.parse(raw)
-    except NotStrictJson as e:
-        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
 
 
 class Intake:

@@ -110,7 +110,7 @@ class Steer:
         caller = self._auth.person(req.env, Role.OPERATOR)
         query.none(req, in_body=("reason",))
         needed = STEERS[self._steer]
-        why = _reason_of(bodies.document(req.env, optional=not needed).values, needed=needed)
+        why = bodies.why(bodies.document(req.env, optional=not needed).values, needed=needed)
         try:
             found = self._acting.steer_job(number(id), self._steer, who=caller.name, why=why)
         except IllegalTransition as e:
@@ -143,7 +143,7 @@ def asked(values: Mapping[str, Any]) -> tuple[NewJob, bool]:
         Problem: 422, with one entry for each field that is unknown, missing or wrong.
     """
     errors = [
-        FieldError(ascii(n[:64])[1:-1], f"is no field of a job; known: {', '.join(_FIELDS)}") for n in values if n not in _FIELDS
+        FieldError(problems.shown(n), f"is no field of a job; known: {', '.join(_FIELDS)}") for n in values if n not in _FIELDS
     ]
     errors += [FieldError(name, told) for name, told in _REQUIRED.items() if name not in values]
     found: dict[str, Any] = {}
@@ -173,27 +173,6 @@ def _contradictions(found: Mapping[str, Any]) -> list[FieldError]:
     return errors
 
 
-def _reason(given: Any) -> str:
-    if not isinstance(given, str) or not given or given[0].isspace():
-        raise ValueError("must say why, and not begin with a space")
-    return bodies.reason(given)
-
-
-def _reason_of(values: Mapping[str, Any], *, needed: bool) -> str | None:
-    errors = bodies.unknown(values, frozenset({"reason"}), "this action")
-    given = values.get("reason")
-    if given is None or (given == "" and not needed):
-        errors += [FieldError("reason", "is required: it stands in the audit")] if needed else []
-    else:
-        try:
-            _reason(given)
-        except ValueError as e:
-            errors.append(FieldError("reason", str(e)))
-    if errors:
-        raise problems.invalid(errors)
-    return given or None
-
-
 def _one_of(*words: str) -> Callable[[Any], str]:
     def check(given: Any) -> str:
         if given not in words:
@@ -201,12 +180,6 @@ def _one_of(*words: str) -> Callable[[Any], str]:
         return str(given)
 
     return check
-
-
-def _flag(given: Any) -> bool:
-    if given is not True and given is not False:
-        raise ValueError("must be true or false")
-    return bool(given)
 
 
 def _rate(given: Any) -> float:
@@ -225,12 +198,12 @@ def _key(given: Any) -> str:
 _FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "action": _one_of(*ACTIONS),
     "filter": selection.from_document,
-    "reason": _reason,
+    "reason": bodies.needed_reason,
     "among": _one_of(*AMONG),
-    "ordered": _flag,
+    "ordered": bodies.flag,
     "rate": _rate,
     "key": _key,
-    "dry_run": _flag,
+    "dry_run": bodies.flag,
 }
 
 _NULLABLE: Final = frozenset({"rate", "key"})

@@ -89,6 +89,11 @@ class FieldError:
     detail: str
 
 
+def shown(name: str) -> str:
+    """The name of a field that a client made up, as the answer may repeat it: short, and in printable ASCII."""
+    return ascii(name[:64])[1:-1]
+
+
 class Problem(falcon.HTTPError):
     """Raised to answer a request with a problem.
 

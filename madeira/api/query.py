@@ -41,7 +41,7 @@ def read(req: falcon.Request, checks: Mapping[str, Check], *, in_body: Collectio
             errors.append(FieldError(name, f'belongs into the body: {{"{name}": ...}}'))
         elif check is None:
             known = ", ".join(checks) or "none"
-            errors.append(FieldError(ascii(name[:64])[1:-1], f"is no parameter of this query; known: {known}"))
+            errors.append(FieldError(problems.shown(name), f"is no parameter of this query; known: {known}"))
         elif not isinstance(given, str):
             errors.append(FieldError(name, "is given more than once"))
         else:

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from madeira import strict_json
 from madeira.api.problems import Problem
+from madeira.strict_json import Document, NotStrictJson
 
 #: Seconds that any sender gets for a head or a body, whatever its size.
 PATIENCE_S: Final = 10.0
@@ -79,6 +81,18 @@ def json_if_any(environ: Mapping[str, Any], *, limit: int) -> bytes:
     if raw:
         json_only(environ)
     return raw
+
+
+def parsed(raw: bytes) -> Document | None:
+    """The JSON object in `raw`; None when it is another value.
+
+    Raises:
+        Problem: 400, it is not strict JSON.
+    """
+    try:
+        return strict_json.parse(raw)
+    except NotStrictJson as e:
+        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
 
 
 def _length(announced: str, limit: int) -> int:

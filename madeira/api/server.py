@@ -1,4 +1,4 @@
-"""How gunicorn serves the API: its threaded worker with four differences, and its log in the form of all our logs.
+"""How gunicorn serves the API: its threaded worker with five differences, and its log in the form of all our logs.
 
 What gunicorn refuses by itself, before any application sees it (a header with a control character, a malformed chunk), is
 told as a problem document like every other error. A request gets a thread when it has arrived, its head and a body that is not
@@ -6,7 +6,7 @@ large, and waits in the kernel until then: slow senders, however many, hold no t
 stops takes what has already reached its socket and then closes the socket at once: left open until the last request has ended,
 as gunicorn does, it would let the kernel accept connections that nobody will answer, and reset them at the end. And a client
 that is slow to close after its last answer is waited for at the poller: gunicorn's main thread waits for it, two seconds in
-which nobody else is served.
+which nobody else is served. And a request that names no host is refused, as the standard has it.
 """
 
 import logging
@@ -52,6 +52,14 @@ _PARTING_MAX: Final = 65_536
 #: What a thread returns of a connection whose request has not arrived.
 _WAITS: Final = object()
 
+#: Since when a request names the host that it is for.
+_NAMES_ITS_HOST: Final = (1, 1)
+
+
+class NoHost(errors.ParseException):  # type: ignore[misc]
+    """A request that does not name the host that it is for; RFC 9112, section 3.2, has it refused."""
+
+
 _REFUSALS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (errors.LimitRequestLine, 414, "the request line is too long"),
     (errors.LimitRequestHeaders, 431, "the headers are too many or too long"),
@@ -60,6 +68,7 @@ _REFUSALS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (errors.InvalidHeaderName, 400, "the name of a header is not valid"),
     (errors.InvalidHeader, 400, "a header is repeated, contradictory, or holds what it may not"),
     (errors.ObsoleteFolding, 400, "a header is folded over several lines"),
+    (NoHost, 400, "the header Host is missing"),
     (errors.ParseException, 400, "the request is malformed"),
 )
 
@@ -118,6 +127,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted - len(_held(conn)))
         conn.wait_until = now + self.cfg.keepalive if since is None else since + reading.allowed_s(needed)
         return _WAITS
+
+    def handle_request(self, req: Any, conn: Any) -> bool:
+        """Have a request answered; whether the connection is kept."""
+        if req.version >= _NAMES_ITS_HOST and not any(name == "HOST" for name, _ in req.headers):
+            raise NoHost
+        return bool(super().handle_request(req, conn))
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """What follows a thread's work, in the main thread: a request that has not arrived waits at the poller."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from madeira import ids, target, traceparent
+from madeira import ids, reasons, target, traceparent
 from madeira.api import problems
 from madeira.api.problems import FieldError
 from madeira.egress import Egress
@@ -35,7 +35,6 @@ _EVENT_ID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
 _TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _RFC3339: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,12}))?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
-_PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _URI_CHARACTERS: Final = re.compile(r"(?:[A-Za-z0-9!$&'()*+,\-./:;=?@_~\[\]#]|%[0-9A-Fa-f]{2})*", re.ASCII)
 
 _KNOWN: Final = frozenset(
@@ -84,7 +83,7 @@ def new_event(
     values, texts = document.values, document.texts
     errors = list(beside)
     if not values.keys() <= _KNOWN:
-        errors += [FieldError(_field_name(name), "is not a field of an event") for name in values if name not in _KNOWN]
+        errors += [FieldError(problems.shown(name), "is not a field of an event") for name in values if name not in _KNOWN]
     errors += [FieldError(name, "is required") for name in ("event_type", "payload") if name not in values]
     checked: dict[str, Any] = {}
     for name, check in _CHECKS:
@@ -132,7 +131,7 @@ def _event_type(value: Any) -> str:
 
 
 def _routing_key(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_ROUTING_KEY or not _PRINTABLE.fullmatch(value):
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ROUTING_KEY or not reasons.is_line(value):
         raise _Invalid(f"must be a string of 1 to {MAX_ROUTING_KEY} printable characters")
     return value
 
@@ -210,7 +209,3 @@ def from_headers(environ: Mapping[str, Any]) -> tuple[str | None, str | None]:
     if _TRACE_ID.fullmatch(given):
         return parent, given
     return parent, None if found is None else found.trace_id
-
-
-def _field_name(name: str) -> str:
-    return ascii(name[:64])[1:-1]

@@ -205,7 +205,7 @@ class MadeiraBroker(RedisBroker):
         threads: int = self.worker.worker_threads
         if self.worker.consumer_whitelist == {queue}:
             return threads
-        if queue == "deliver":
+        if queue == DELIVER:
             return max(1, threads - 2)
         return min(BATCH_MESSAGES, threads) if queue in KEYED else prefetch
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from madeira.broker.queues import Ensure, Finish, Grant, Held, Kind, lane_of
+from madeira.broker.queues import DELIVER, Ensure, Finish, Grant, Held, Kind, lane_of
 from madeira.lanes import Verdict
 
 #: Seconds after its hand-out within which a grant must be started, or others could have done it sooner.
@@ -146,7 +146,7 @@ class Hands:
         with self._lock:
             hands = list(self._hands.values())
         for hand in hands:
-            renew = hand.renewing or not (hand.keyed and hand.queue == "deliver")
+            renew = hand.renewing or not (hand.keyed and hand.queue == DELIVER)
             for held in hand.grants.values():
                 left = held.grant.lease_s if renew else max(0.0, hand.expires - now)
                 if renew:

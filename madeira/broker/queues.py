@@ -27,6 +27,9 @@ from madeira.records import Accepted, DeliveryRef
 #: How long an idempotency mark stays, in milliseconds. The mark decides nothing: Postgres does.
 MARK_TTL_MS: Final = 86_400_000
 
+#: Seconds of silence after which a process is not said to be alive; it gives a sign every five.
+ALIVE_S: Final = 30.0
+
 #: Keys that one call may carry; a longer list is sent in pages.
 PAGE: Final = 500
 
@@ -457,15 +460,11 @@ class Queues:
         """Drop everything in a queue."""
         self.run("flush", queue)
 
-    def scan(self, queue: str, where: Literal["delayed", "held"], cursor: int, count: int) -> tuple[int, list[str]]:
-        """A slice of the keys that are delayed or held, for the comparison with Postgres."""
-        name = f"{self.namespace}:{queue}:{where}"
+    def some_delayed(self, queue: str, count: int) -> list[str]:
+        """Some `count` of the keys that are delayed, for the comparison with Postgres."""
         with mapped("scan"):
-            if where == "held":
-                cursor, found = self.client.hscan(name, cursor, count=count)
-                return int(cursor), [_text(key) for key in found]
-            cursor, pairs = self.client.zscan(name, cursor, count=count)
-            return int(cursor), [_text(key) for key, _ in pairs]
+            _, pairs = self.client.zscan(f"{self.namespace}:{queue}:delayed", 0, count=count)
+            return [_text(key) for key, _ in pairs]
 
 
 #: What a consumer calls when lanes have no settings: lane names in, their settings out (unknown lanes are left out).

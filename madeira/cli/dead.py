@@ -2,26 +2,22 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from madeira.cli import tables
 from madeira.cli.common import configure_log, database, json_option, load, plain, print_json
 from madeira.cli.filters import CLASS, MOMENT, Checked, Whole
 from madeira.cli.listen import one_line
 from madeira.states import FailureClass
 from madeira.store import dead_letters
 from madeira.store.database import Database
-from madeira.store.dead_letters import Groups, Place
+from madeira.store.dead_letters import Groups
 from madeira.store.selection import Selection
-
-#: Dead letters that are read at a time.
-PAGE: Final = 200
 
 #: Characters of an answer that are shown.
 _SHOWN: Final = 2000
@@ -62,7 +58,8 @@ def dead(delivery: int | None, groups: bool, limit: int, as_json: bool, **asked:
                 found = dead_letters.groups(conn, wanted, limit=limit)
             _print_groups(found, as_json)
         else:
-            _print_list(_latest(db, wanted, limit), as_json)
+            latest = tables.rows(db, lambda conn, n, after: dead_letters.page(conn, wanted, limit=n, after=after), limit)
+            _print_list(latest, as_json)
 
 
 def _see_that_it_is_alone(groups: bool, asked: Mapping[str, Any]) -> None:
@@ -73,18 +70,6 @@ def _see_that_it_is_alone(groups: bool, asked: Mapping[str, Any]) -> None:
 def _selection(asked: Mapping[str, Any]) -> Selection:
     failure_class = FailureClass(asked["failure_class"]) if asked["failure_class"] else None
     return Selection(**{**asked, "failure_class": failure_class})
-
-
-def _latest(db: Database, wanted: Selection, limit: int) -> Iterator[Mapping[str, Any]]:
-    after: Place | None = None
-    while limit > 0:
-        with db.connection() as conn:
-            page = dead_letters.page(conn, wanted, limit=min(limit, PAGE), after=after)
-        yield from page.items
-        limit -= len(page.items)
-        after = page.after
-        if after is None:
-            return
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------
@@ -145,13 +130,11 @@ def _print_rows(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> bo
             some = True
             click.echo("\t".join(one_line(cell) for cell in row))
         return some
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in ("count", "attempts") else "left")
+    table = tables.table(columns, right=("count", "attempts"))
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     if table.row_count:
-        Console(highlight=False).print(table)
+        tables.console().print(table)
     return table.row_count > 0
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -17,8 +18,10 @@ from madeira.cli import running_system
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.findings import Finding, Level
 from madeira.cli.running import DataFolder
+from madeira.delivery.signing import standard_key
 from madeira.egress import Egress
 from madeira.errors import MadeiraError
+from madeira.routing.config import Rules
 from madeira.routing.fields import KINDS
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
@@ -30,6 +33,9 @@ from madeira.store.database import is_direct, session_settings
 
 #: Oldest Postgres, as `server_version_num` says it.
 _POSTGRES: Final = 140000
+
+#: Bytes of the key of a secret, at least, as Standard Webhooks recommends.
+_SECRET_BYTES: Final = 24
 
 #: Oldest major versions of Redis and Valkey.
 _REDIS: Final = 7
@@ -135,14 +141,15 @@ def _postgres(values: Settings) -> Iterator[Finding]:
         yield Finding("ok", "migrations", "the tables are up to date")
         with database(values) as db, db.connection() as pooled:
             yield from _pooling(pooled)
-            yield from _configuration(values, configuration.read(pooled))
+            stored = configuration.read(pooled)
+            yield from _configuration(rules_of(stored, sealer=Sealer(values.secret_key)), stored)
             yield from _administrator(values, pooled)
             yield from running_system.held(pooled)
             yield from running_system.connections(pooled)
             yield from running_system.replica(values)
             yield from running_system.scheduler(pooled)
             egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
-            yield from running_system.addresses(configuration.read(pooled), egress)
+            yield from running_system.addresses(stored, egress)
 
 
 def _pooling(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
@@ -159,9 +166,8 @@ def _pooling(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     yield Finding("warning", "pooler", f"{text}. It drops the settings of a session, so give them to the role: {remedy}")
 
 
-def _configuration(values: Settings, found: Snapshot) -> Iterator[Finding]:
+def _configuration(rules: Rules, found: Snapshot) -> Iterator[Finding]:
     """What the processes would make of the configuration, with the environment and the keys of this one."""
-    rules = rules_of(found, sealer=Sealer(values.secret_key))
     # Of what is stored, so that what cannot be used here counts too.
     text = f"version {rules.version}: {_counted(found)}"
     if not found.sources:
@@ -173,6 +179,18 @@ def _configuration(values: Settings, found: Snapshot) -> Iterator[Finding]:
             yield Finding("warning", "configuration", f"a secret of {what} cannot be used: {reason}")
         else:
             yield Finding("error", "configuration", f"{what} cannot be used: {reason}")
+    short = [f"source {one.name}" for one in rules.sources.values() if any(map(_is_short, one.secrets))]
+    short += [f"endpoint {one.name}" for one in rules.endpoints.values() if any(map(_is_short, one.secrets))]
+    if short:
+        text = (
+            f"a secret of {', '.join(short)} has less than {_SECRET_BYTES} bytes, which Standard Webhooks recommends: who has "
+            "one signed message can try them out; put one of `openssl rand -base64 32` beside it, then take it away"
+        )
+        yield Finding("warning", "secrets", text)
+
+
+def _is_short(secret: str) -> bool:
+    return len(standard_key(secret)) < _SECRET_BYTES
 
 
 def _counted(found: Snapshot) -> str:
@@ -235,20 +253,15 @@ def _clocks(values: Settings) -> dict[str, float]:
     """By how many seconds the clocks of the servers that answer are ahead of ours."""
     ahead = {}
     if values.database_url:
-        try:
-            with psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
-                ahead["Postgres"] = running_system.clock_of_postgres(conn)
-        except psycopg.Error:
-            # That it cannot be reached is told already.
-            ahead.pop("Postgres", None)
+        # That it cannot be reached is told already.
+        with suppress(psycopg.Error), psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
+            ahead["Postgres"] = running_system.clock_of_postgres(conn)
     if values.redis_url:
-        queues = Queues(redis_url=values.redis_url, namespace=values.namespace)
-        try:
+        with (
+            suppress(redis.RedisError, OSError),
+            closing(Queues(redis_url=values.redis_url, namespace=values.namespace)) as queues,
+        ):
             ahead["Redis"] = running_system.clock_of_redis(queues)
-        except (redis.RedisError, OSError):
-            ahead.pop("Redis", None)
-        finally:
-            queues.close()
     return ahead
 
 

@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from madeira.cli import tables
 from madeira.cli.acting import Reason, ask
 from madeira.cli.common import configurator, configure_log, database, json_option, load, person, print_json
 from madeira.cli.listen import one_line
@@ -24,9 +23,6 @@ from madeira.store.holding import Holding
 from madeira.strict_json import NotStrictJson, parse
 from madeira.trial import EVENT_TYPE, PAYLOAD, Trial, Trials
 
-#: Columns of a table that goes into a file or to another program.
-_WIDTH = 160
-
 
 @click.group()
 def endpoints() -> None:
@@ -42,15 +38,13 @@ def list_endpoints(as_json: bool) -> None:
     if as_json:
         print_json([_document(one) for one in listed])
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("name", "method", "url", "rate", "concurrency", "timeout"):
-        table.add_column(column, overflow="fold")
+    table = tables.table(("name", "method", "url", "rate", "concurrency", "timeout"))
     defaults = callback()
     for one in listed:
         d = one.document
         limits = (d.get("rate", "not limited"), d.get("concurrency", defaults.concurrency), d.get("timeout", defaults.timeout))
         table.add_row(one.name, d.get("method", defaults.method), Text(one_line(d["url"])), *(str(limit) for limit in limits))
-    _console().print(table)
+    tables.console().print(table)
 
 
 @endpoints.command()
@@ -73,7 +67,7 @@ def show(name: str, as_json: bool) -> None:
         return
     for field, value in document.items():
         text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-        _console().print(Text.assemble((f"{field:<18}", "dim"), one_line(text)), soft_wrap=True)
+        tables.console().print(Text.assemble((f"{field:<18}", "dim"), one_line(text)), soft_wrap=True)
 
 
 @endpoints.command()
@@ -134,10 +128,3 @@ def print_request(request: dict[str, Any], indent: str = "") -> None:
 
 def _document(found: Shown) -> dict[str, Any]:
     return {"name": found.name, **found.document, "version": found.version, "updated_at": found.updated_at}
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
-    return console

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from madeira.broker import places
 from madeira.broker.queues import Queues
+from madeira.cli import tables
 from madeira.cli.acting import ask
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.listen import one_line
@@ -24,9 +25,6 @@ from madeira.store import retention
 #: Characters of a payload and of an answer that are shown.
 _SHOWN: Final = 300
 
-#: Columns of a table that goes into a file or to another program.
-_WIDTH: Final = 160
-
 #: What keeps a delivery from being called, in words.
 _LIMITS: Final[dict[str, str]] = {
     "disabled": "its endpoint is disabled",
@@ -36,8 +34,6 @@ _LIMITS: Final[dict[str, str]] = {
     "rate": "the rate of its endpoint",
     "cap": "the calls at a time of its endpoint",
 }
-
-_COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
 
 
 @click.command()
@@ -110,9 +106,7 @@ def _add_places(values: Settings, conn: psycopg.Connection[Any], found: Sequence
 
 
 def _print(event: Mapping[str, Any]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = tables.console()
     head = Text.assemble(("event ", "dim"), (one_line(event["event_id"]), "bold"), "  ", _status(event["status"]))
     console.print(head, soft_wrap=True)
     facts = {
@@ -179,9 +173,7 @@ def _waits(place: Mapping[str, Any]) -> str | None:
 
 
 def _attempts(attempts: list[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("     #", "started", "took", "outcome", "status", "error", "answer"):
-        table.add_column(column, overflow="fold")
+    table = tables.table(("     #", "started", "took", "outcome", "status", "error", "answer"))
     for a in attempts:
         took = "" if a["duration_s"] is None else f"{a['duration_s']:.3f} s"
         answer = bytes(a["excerpt"] or b"").decode("utf-8", "replace")[:80] or a["reason"] or ""
@@ -191,7 +183,7 @@ def _attempts(attempts: list[Mapping[str, Any]]) -> Table:
 
 
 def _status(status: str) -> Text:
-    return Text(status, _COLORS.get(status, ""))
+    return Text(status, tables.STATUS_COLORS.get(status, ""))
 
 
 def _clock(value: datetime) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from madeira.broker.queues import Queues
+from madeira.cli import tables
 from madeira.cli.acting import ask, maybe_reason_option, reason_option, refusals, so_already, tell
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.cli.listen import one_line
@@ -39,14 +38,12 @@ def lanes(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None)
-    for column in ("endpoint", "state", "lane", "waiting", "under way", "until", "why"):
-        table.add_column(column, overflow="fold")
+    table = tables.table(("endpoint", "state", "lane", "waiting", "under way", "until", "why"))
     for row in rows:
         until = "" if row.get("until_s") is None else f"{row['until_s']:.0f} s"
         plain = (row["endpoint"], row["state"], *(str(row.get(k, "?")) for k in ("lane", "waiting", "under_way")), until)
         table.add_row(*map(Text, plain), Text(one_line(row["reason"] or "")))
-    Console().print(table)
+    tables.console().print(table)
 
 
 def _lanes(queues: Queues, known: Mapping[str, Holding]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from madeira.cli.common import json_option
 from madeira.cli.faults import Faults
 from madeira.cli.filters import Number, Whole
 from madeira.delivery.signing import standard_key
+from madeira.digits import whole
 from madeira.settings import secret_reference
 
 #: Bytes of a body that are printed.
@@ -191,10 +192,10 @@ class _Call(BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        if length > _MAX_BODY:
+        length = _number(self.headers.get("Content-Length", "0"))
+        if length is None or not 0 <= length <= _MAX_BODY:
             self.close_connection = True
-            self._answer(413, b"")
+            self._answer(400 if length is None or length < 0 else 413, b"")
             return
         body = self.rfile.read(length)
         verified = self.server.verify(body, {k.lower(): v for k, v in self.headers.items()})
@@ -242,7 +243,7 @@ class _Call(BaseHTTPRequestHandler):
                 "method": self.command,
                 "path": self.path,
                 "webhook_id": self.headers.get("webhook-id"),
-                "attempt": int(attempt) if attempt.isascii() and attempt.isdigit() else None,
+                "attempt": _number(attempt),
                 "signature": _SIGNATURES[verified],
                 "answered": status,
                 "fault": fault,
@@ -264,6 +265,13 @@ class _Call(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: `_tell` does."""
+
+
+def _number(text: str) -> int | None:
+    try:
+        return whole(text)
+    except ValueError:
+        return None
 
 
 def one_line(text: str) -> str:

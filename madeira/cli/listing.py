@@ -10,9 +10,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from madeira.cli import tables
 from madeira.cli.common import configure_log, database, json_option, load, plain
 from madeira.cli.filters import MOMENT, Whole
 from madeira.cli.listen import one_line
+from madeira.cli.tables import STATUS_COLORS
 from madeira.states import EventStatus
 from madeira.store import listing, timeline
 from madeira.store.database import Database
@@ -23,11 +25,6 @@ LOOK_S: Final = 0.5
 
 #: How far each look goes back: events become visible in another order than that of their acceptance.
 OVERLAP: Final = timedelta(seconds=15)
-
-#: Events that one look reads at a time.
-PAGE: Final = 200
-
-_COLORS: Final = {"succeeded": "green", "dead": "red", "cancelled": "yellow", "pending": "cyan", "delivering": "cyan"}
 
 
 @click.command("list")
@@ -56,15 +53,7 @@ def list_events(limit: int, follow: bool, as_json: bool, **asked: Any) -> None:
 
 
 def _newest(db: Database, wanted: Wanted, limit: int) -> Iterator[Mapping[str, Any]]:
-    before: int | None = None
-    while limit > 0:
-        with db.connection() as conn:
-            page = listing.page(conn, wanted, limit=min(limit, PAGE), before=before)
-        yield from page.events
-        limit -= len(page.events)
-        before = page.before
-        if before is None:
-            return
+    return tables.rows(db, lambda conn, n, before: listing.page(conn, wanted, limit=n, before=before), limit)
 
 
 def _coming(db: Database, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
@@ -100,11 +89,12 @@ class _Lines:
 
     def show(self, event: Mapping[str, Any]) -> None:
         accepted = event["created_at"].astimezone().isoformat(sep=" ", timespec="milliseconds")
-        line = Text.assemble((accepted, "dim"), "  ", (f"{event['status']:<10}", _COLORS.get(event["status"], "")))
+        line = Text.assemble((accepted, "dim"), "  ", (f"{event['status']:<10}", STATUS_COLORS.get(event["status"], "")))
         line.append(f"  {event['source']}  {event['event_type']}  ")
         line.append(one_line(event["event_id"]), "bold")
         if event["reason"]:
             line.append(f"  {event['reason']}")
         for delivery in event["deliveries"]:
-            line.append(f"  {delivery['endpoint']}: ", "dim").append(delivery["status"], _COLORS.get(delivery["status"], ""))
+            status = delivery["status"]
+            line.append(f"  {delivery['endpoint']}: ", "dim").append(status, STATUS_COLORS.get(status, ""))
         self._console.print(line, soft_wrap=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from madeira import spans
-from madeira.broker.queues import Queues
+from madeira.broker.queues import ALIVE_S, Queues
 from madeira.cli.findings import Finding
 from madeira.egress import Egress
 from madeira.errors import SettingsError
@@ -24,12 +24,6 @@ from madeira.store import holding, reconcile
 from madeira.store.configuration import Snapshot
 from madeira.store.database import Database
 from madeira.store.replica import MAX_AGE_S, Lists
-
-#: Seconds of silence after which a worker is not counted; it gives a sign every five.
-_ALIVE_S: Final = 30.0
-
-#: Seconds after which reconcile is late: it runs every minute.
-_LATE_S: Final = 180.0
 
 #: Seconds that clocks may differ: unnoticed, and before signatures and leases go wrong.
 _APART_S: Final = (1.0, 30.0)
@@ -59,7 +53,7 @@ Lookup = Callable[..., list[Any]]
 
 def workers(queues: Queues) -> Iterator[Finding]:
     """Whether there are any."""
-    count = queues.alive(_ALIVE_S)
+    count = queues.alive(ALIVE_S)
     if count:
         yield Finding("ok", "workers", f"{count} {'process gives' if count == 1 else 'processes give'} signs of life")
     else:
@@ -70,7 +64,7 @@ def workers(queues: Queues) -> Iterator[Finding]:
 def scheduler(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     """Whether reconcile runs, which is what the scheduler is for."""
     runs = reconcile.last_runs(conn, 1)
-    if runs and runs[0]["age_s"] <= _LATE_S:
+    if runs and runs[0]["age_s"] <= reconcile.LATE_S:
         yield Finding("ok", "scheduler", f"reconcile ran {runs[0]['age_s']:.0f} s ago")
         return
     ran = f"last ran {runs[0]['age_s'] / 60:,.0f} min ago" if runs else "has never run"

@@ -7,11 +7,11 @@ import re
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from madeira.cli import tables
 from madeira.cli.acting import Reason
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
+from madeira.ids import NAME
 from madeira.states import Role
 from madeira.store import tokens as store
 
@@ -49,7 +49,7 @@ def create(name: str, role: str, expires: float | None, reason: str | None, as_j
 
     Standard output holds the token and nothing else: TOKEN=$(madeira token create ci --role operator)
     """
-    if not store.NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise click.BadParameter("of 1 to 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
     values = load()
     configure_log(values)
@@ -90,16 +90,11 @@ def list_tokens(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("name", "role", "made by", "made", "holds", "last used"):
-        table.add_column(column, overflow="fold")
+    table = tables.table(("name", "role", "made by", "made", "holds", "last used"))
     for row in found:
         made, used = _moment(row["created_at"]), _moment(row["last_used_at"])
         table.add_row(row["name"], row["role"], row["created_by"], made, _life(row), used)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table)
+    tables.console().print(table)
 
 
 def _life(row: dict[str, Any]) -> str:

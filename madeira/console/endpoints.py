@@ -7,12 +7,13 @@ import falcon
 
 from madeira import trial
 from madeira.api import query, validation
-from madeira.api.admin import bodies, lanes
+from madeira.api.admin import lanes
 from madeira.api.problems import Problem, unavailable
 from madeira.console import asking, changes, forms, trouble, words
 from madeira.console.house import House, Page, acting
 from madeira.console.sparks import Sparks
 from madeira.errors import IllegalTransition, NotThere
+from madeira.ids import NAME
 from madeira.routing.config import CALLBACK, callback
 from madeira.states import Role
 from madeira.store import endpoints as counts
@@ -205,7 +206,7 @@ def known(name: str) -> str:
     Raises:
         Problem: 404.
     """
-    if not bodies.NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise _unknown(name)
     return name
 

@@ -5,11 +5,11 @@ from typing import Final
 import falcon
 
 from madeira.api import query
-from madeira.api.admin import bodies
 from madeira.api.problems import Problem
 from madeira.console import asking, changes, words
 from madeira.console.house import House, Page
 from madeira.errors import NotThere
+from madeira.ids import NAME
 from madeira.routing.fields import Kind
 
 #: Objects of a page.
@@ -65,7 +65,7 @@ class ObjectPage(Page):
         """Show one."""
         asking.read(req, {})
         missing = Problem(404, f"there is no {self._kind} {name[:64]!a}; it may have been removed, which the audit tells")
-        if not bodies.NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise missing
         try:
             found = self.house.configurator.get(self._kind, name)

@@ -9,7 +9,7 @@ import falcon
 import psycopg
 
 from madeira.api import query
-from madeira.broker.queues import Queues
+from madeira.broker.queues import ALIVE_S, Queues
 from madeira.console import asking, charts, lately, trouble, words
 from madeira.console.house import House, Page
 from madeira.console.sparks import Spark, Sparks
@@ -22,9 +22,6 @@ from madeira.store.notices import Notice
 from madeira.store.overview import Overview
 from madeira.store.rollups import Point, Range
 
-#: Seconds of silence after which a worker process is not counted any more; it gives a sign every five.
-_ALIVE_S: Final = 30.0
-
 #: Endpoints, and groups of dead letters, of the page; the rest is a link away.
 ROWS: Final = 20
 DEAD: Final = 12
@@ -34,9 +31,6 @@ _NOTICES: Final = 6
 
 #: Seconds of a minute in which a page that refreshes itself gets charts too: those of the minute before have been counted then.
 _DRAWN: Final = range(10, 16)
-
-#: Seconds after which reconcile is late: it runs every minute.
-_LATE_S: Final = 180.0
 
 
 class Part(NamedTuple):
@@ -131,11 +125,11 @@ def draws_charts(now: datetime, *, refreshes: bool) -> bool:
 
 def _health(runs: list[dict[str, Any]], queues: Queues) -> Health:
     try:
-        workers = queues.alive(_ALIVE_S)
+        workers = queues.alive(ALIVE_S)
     except BrokerUnavailable:
         workers = None
     last = runs[0] if runs else None
-    return Health(workers, last, is_late=last is None or last["age_s"] > _LATE_S)
+    return Health(workers, last, is_late=last is None or last["age_s"] > reconcile.LATE_S)
 
 
 def sentences(found: Overview, rows: list[Row], health: Health, worked: Sequence[Mapping[str, Any]] = ()) -> list[list[Part]]:
@@ -154,7 +148,7 @@ def _of_madeira(found: Overview, health: Health) -> list[list[Part]]:
     if health.is_late and health.workers:
         ran = f"last ran {words.span(health.last_run['age_s'])} ago" if health.last_run else "has not run yet"
         told.append([Part(f"Reconcile {ran}: is the scheduler running?")])
-    if found.unrouted and found.unrouted_since and _age(found.unrouted_since) > _LATE_S:
+    if found.unrouted and found.unrouted_since and _age(found.unrouted_since) > reconcile.LATE_S:
         waiting = f"{words.plural(found.unrouted, 'event waits for its', 'events wait for their')} routing"
         told.append([Part(waiting, words.address("events", status="pending")), Part(_oldest(found.unrouted_since))])
     return told

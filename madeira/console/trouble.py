@@ -31,9 +31,8 @@ class Row:
     reason: str | None
     #: Seconds until that changes by itself, where that is known.
     until_s: float | None
-    #: Unfinished deliveries, how many of them are tried again, and since when the oldest waits.
+    #: Unfinished deliveries, and since when the oldest of them waits.
     waiting: int
-    retried: int
     since: datetime | None
     dead: int
     #: Calls under way, and at most; None while Redis is away.
@@ -109,7 +108,6 @@ def _row(
         reason=lane["reason"],
         until_s=lane["until_s"],
         waiting=waiting.number if waiting else 0,
-        retried=waiting.retried if waiting else 0,
         since=waiting.since if waiting else None,
         dead=dead,
         under_way=lane["under_way"],

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 #: Characters of an id before it is shortened, and what is left of it before and after the dots.
 _ID: Final = (22, 10, 8)
 
-#: Units of a span, from the largest: seconds, word, and digits that the next smaller one has.
+#: Units of a span, from the largest: seconds and word.
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 #: What a state means for whoever looks: red only for what needs a person.
@@ -23,7 +23,6 @@ _TONES: Final = {
     "running": "busy",
     "failed": "bad",
     "active": "good",
-    "flowing": "good",
     "ok": "good",
     "delivering": "busy",
     "ramp": "busy",
@@ -82,7 +81,7 @@ def span(seconds: float) -> str:
     whole = int(seconds)
     for n, (size, unit) in enumerate(_UNITS):
         if whole >= size:
-            rest_size, rest_unit = _UNITS[n + 1][:2] if n + 1 < len(_UNITS) else (1, "s")
+            rest_size, rest_unit = _UNITS[n + 1] if n + 1 < len(_UNITS) else (1, "s")
             rest = whole % size // rest_size
             return f"{whole // size} {unit} {rest} {rest_unit}" if rest and whole // size < 10 else f"{whole // size} {unit}"
     return f"{whole} s"

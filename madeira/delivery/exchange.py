@@ -22,10 +22,11 @@ MAX_VALUE: Final = 512
 #: Bytes of the answer's headers that are kept.
 MAX_HEADERS: Final = 4096
 
+#: What stands for a value that is not shown.
 HIDDEN: Final = MASK.decode()
 
 #: Of a request: made with a secret.
-_SIGNATURES: Final = frozenset({"webhook-signature", "x-madeira-signature", "authorization"})
+SIGNATURES: Final = frozenset({"webhook-signature", "x-madeira-signature", "authorization"})
 
 #: Of an answer: what the receiver gives out to let its caller in, by the whole name or a part of it.
 _GIVEN_OUT: Final = re.compile(r"(?i)cookie|authentication|authoriz|token|secret|password|signature|api-?key")
@@ -55,7 +56,7 @@ def _sent(name: str, value: str, endpoint: Endpoint) -> str:
     template = endpoint.headers.get(name)
     if template is not None:
         return _bounded(_UNSHOWABLE.sub(" ", value)) if _OF_EVENT.fullmatch(template) else HIDDEN
-    return HIDDEN if name.lower() in _SIGNATURES else value
+    return HIDDEN if name.lower() in SIGNATURES else value
 
 
 def _received(answer: Answer, endpoint: Endpoint) -> dict[str, Any]:

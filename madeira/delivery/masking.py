@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from madeira.delivery.signing import STANDARD_PREFIX
 from madeira.records import Endpoint
 
 #: What stands for a credential.
@@ -34,8 +35,6 @@ _EXPRESSION: Final = re.compile(r"(?s)\{\{.*?\}\}|\{%.*?%\}")
 
 #: The value of a parameter in a header, as in ``Token token="…"``, ``session=…; path=/``.
 _PARAMETER: Final = re.compile(r'=\s*"?([^\s",;]+)')
-
-_SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # a prefix, no secret
 
 #: Bytes that a character may take where it is escaped, at most.
 _LONGEST_CHARACTER: Final = 12
@@ -85,9 +84,9 @@ def _forms(secrets: tuple[str, ...], headers: tuple[str, ...]) -> tuple[bytes, .
 
 def _parts_of_secrets(secrets: Iterable[str]) -> Iterator[str]:
     for secret in secrets:
-        if secret.startswith(_SECRET_PREFIX):
-            yield secret.removeprefix(_SECRET_PREFIX).rstrip("=")
-            yield from _decoded(secret.removeprefix(_SECRET_PREFIX))
+        if secret.startswith(STANDARD_PREFIX):
+            yield secret.removeprefix(STANDARD_PREFIX).rstrip("=")
+            yield from _decoded(secret.removeprefix(STANDARD_PREFIX))
 
 
 def _parts_of_headers(headers: Iterable[str]) -> Iterator[str]:

@@ -30,7 +30,7 @@ _MAX_CHUNK_LINE: Final = 1024
 Receive = Callable[[], bytes]
 
 _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
-_STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([0-9]{3})(?: (.*))?")
+_STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([0-9]{3})(?: .*)?")
 _CHUNK_SIZE: Final = re.compile(rb"[0-9a-fA-F]{1,16}")
 _NO_BODY: Final = frozenset({204, 205, 304})
 
@@ -40,7 +40,6 @@ class Head:
     """The status line and the headers of an answer."""
 
     status: int
-    reason: str
     headers: dict[str, str]
     #: Whether the connection may be used again, as far as the head says.
     keep_alive: bool
@@ -150,7 +149,7 @@ def _parse_head(raw: bytes) -> Head:
         headers[last] = f"{headers[last]}, {value}" if last in headers else value
     connection = headers.get("connection", "").lower()
     keep_alive = "close" not in connection if found[1] == "1" else "keep-alive" in connection
-    return Head(int(found[2]), found[3] or "", headers, keep_alive)
+    return Head(int(found[2]), headers, keep_alive)
 
 
 def _content_length(value: str) -> int:

@@ -18,7 +18,7 @@ from madeira.errors import ConfigurationInvalid, FieldProblem, SettingsError
 from madeira.records import CALLBACK_URL, OWN_SOURCE, Breaker, ClientCertificate, Endpoint, RetryPolicy, Route, Source
 from madeira.routing import secrets
 from madeira.routing.checks import as_table, check_pair
-from madeira.routing.fields import FIELDS, KINDS, READ_ONLY, Field, Kind, schema
+from madeira.routing.fields import FIELDS, KINDS, READ_ONLY, Field, Kind
 from madeira.routing.values import ENV_PREFIX, How, Wrong, name, printable
 from madeira.sealing import Sealer
 from madeira.settings import refusal_of_reference, secret_reference
@@ -363,6 +363,3 @@ def parse_toml(text: str, *, where: str, environ: Mapping[str, str] | None = Non
         raise SettingsError(f"{where}: {ConfigurationInvalid(tuple(problems.found))}")
     endpoints = {CALLBACK: callback(), **found["endpoint"]}
     return Rules(MappingProxyType(found["source"]), MappingProxyType(endpoints), tuple(found["route"].values()))
-
-
-__all__ = ["CALLBACK", "FIELDS", "KINDS", "Kind", "Rules", "no_rules", "parse_toml", "schema"]

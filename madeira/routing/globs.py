@@ -4,11 +4,11 @@ A route that can never match is a mistake in writing, and nothing would ever tel
 """
 
 import fnmatch
-import re
 import string
 from collections.abc import Iterator
 from typing import Any, Final
 
+from madeira import reasons
 from madeira.routing import values
 from madeira.routing.values import How, Value, Wrong
 
@@ -21,9 +21,6 @@ _MAX_KEY: Final = 255
 _WORD: Final = frozenset(string.ascii_letters + string.digits + "_-")
 
 _ANY: Final = _WORD | {"."}
-
-#: Of a routing key.
-_PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 
 
 def event_type() -> Value:
@@ -52,7 +49,7 @@ def routing_key() -> Value:
         found = values.as_text(value, _MAX_KEY)
         if not found:
             raise Wrong("must not be empty, since no event has an empty one; leave it out to match events with any key or none")
-        if not _PRINTABLE.fullmatch(found):
+        if not reasons.is_line(found):
             raise Wrong("holds a control character, which no event's routing key has, so that the route would never match")
         return found
 

@@ -6,11 +6,18 @@ there. What is shown is the reference, or ``hidden`` with its place, which a cha
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from madeira.routing.fields import FIELDS, Field, Kind
 from madeira.routing.values import ENV_PREFIX, HIDDEN, is_hidden
 from madeira.sealing import Sealer, SealError, is_sealed
+
+#: Where the secrets stand that events and calls are signed with.
+SIGNING: Final = "secrets"
+
+#: Characters of such a secret, at least, when it is first kept: whoever has one signed message can try shorter ones offline. What
+#: was kept before goes on. Standard Webhooks recommends 24 bytes; but a receiver may have one that is nobody's to choose.
+SHORTEST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,17 @@ def sealed(kind: Kind, document: Mapping[str, Any], sealer: Sealer, problem: Tel
             return text
         if text in known:
             return known[text]
+        if place.path == SIGNING and len(text) < SHORTEST:
+            problem(
+                str(place),
+                f"is shorter than {SHORTEST} characters, and found out by trying; `openssl rand -base64 32` makes a secret",
+            )
+            return text
         try:
             return sealer.seal(text)
+        except UnicodeEncodeError:
+            # Half of a surrogate pair, which no check of a value lets pass: it is told already.
+            return text
         except SealError as e:
             problem(
                 str(place), f"a literal cannot be kept, since {e}; or write {ENV_PREFIX}NAME to have it read from the environment"

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from madeira.ids import NAME
 from madeira.settings import refusal_of_reference
 from madeira.strict_json import as_whole
 
 #: Numbers up to this are told in errors: a longer integer is no float, and may be too long to be written at all.
 _SHOWABLE: Final = 1e300
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 #: What a name of an object looks like, for JSON schema.
-NAME_PATTERN: Final = f"^{_NAME.pattern}$"
+NAME_PATTERN: Final = f"^{NAME.pattern}$"
 
 #: What stands before the name of an environment variable.
 ENV_PREFIX: Final = "env:"
@@ -122,7 +121,7 @@ def name() -> Value:
 
     def check(value: Any, _how: How) -> str:
         found = as_text(value)
-        if not _NAME.fullmatch(found):
+        if not NAME.fullmatch(found):
             shown = repr(found) if len(found) <= 80 else "it"
             raise Wrong(f"{shown} must be 1 to 64 of letters, digits, '.', '_' and '-', and start with a letter or digit")
         return found

@@ -272,7 +272,12 @@ class Database:
             raise StoreUnavailable(f"the pool of connections is not open: {e}") from e
         except psycopg.errors.UndefinedTable as e:
             raise StoreUnavailable(str(e)) from e
-        except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as e:
+        # The last one: we were too slow between two statements, and the server has ended the session.
+        except (
+            psycopg.OperationalError,
+            psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.errors.IdleInTransactionSessionTimeout,
+        ) as e:
             if schema.is_misfit(str(e)):
                 raise StoreUnavailable(str(e)) from e
             raise StoreUnavailable(f"Postgres is not available: {e}") from e
@@ -322,7 +327,3 @@ def _check(conn: BoundedConnection) -> None:
         conn.plan_anew()
     finally:
         conn.limit_s = limit_s
-
-
-#: A unit of work that gets a connection.
-Work = Callable[[psycopg.Connection[Any]], T]

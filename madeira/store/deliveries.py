@@ -211,7 +211,7 @@ _LATE: Final = """
 
 #: Which of these deliveries are dead and nobody was told.
 _UNNOTIFIED: Final = """
-    SELECT d.id, d.event_seq, d.lane, d.endpoint, d.failure_class, d.last_error, d.trace_id, e.source, e.event_id,
+    SELECT d.id, d.endpoint, d.failure_class, d.last_error, d.trace_id, e.source, e.event_id,
            e.traceparent
     FROM delivery d JOIN event e ON e.seq = d.event_seq
     WHERE d.id = ANY(%(id)s::bigint[]) AND d.died_at IS NOT NULL AND d.notified_at IS NULL
@@ -260,8 +260,6 @@ class DeadLetter:
     """A delivery that ended without success and of which nobody was told yet."""
 
     delivery_id: int
-    seq: int
-    lane: str
     endpoint: str
     failure_class: str
     last_error: str | None
@@ -356,7 +354,7 @@ def _end_expired(conn: psycopg.Connection[Any], to_end: list[tuple[int, int]]) -
         "max_lost": MAX_LOST,
     }
     return {
-        delivery_id: Refused("died", dead=True) if status == DeliveryStatus.DEAD else Refused("cancelled")
+        delivery_id: Refused("died") if status == DeliveryStatus.DEAD else Refused("cancelled")
         for delivery_id, status in conn.execute(_END_EXPIRED, params)
     }
 

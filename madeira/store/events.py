@@ -58,25 +58,28 @@ _KNOWN: Final = """
     WHERE (event_id, source) IN (SELECT * FROM unnest(%(event_id)s::text[], %(source)s::text[]))
 """
 
-#: One event, as it is shown.
-_FIND: Final = """
-    SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
-           trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
-           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at, erased_by
-    FROM event
-    WHERE event_id = %(event_id)s AND source = %(source)s
+#: What is shown of an event.
+_SHOWN: Final = """
+    event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
+    trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
+    deliveries AS delivery_count, unfinished, dead, cancelled, erased_at, erased_by
 """
 
+#: One event, as it is shown.
+_FIND: Final = f"""
+    SELECT {_SHOWN}
+    FROM event
+    WHERE event_id = %(event_id)s AND source = %(source)s
+"""  # noqa: S608
+
 #: The events of one trace, or of one id whatever its source; the earliest first.
-_FIND_TRACE: Final = """
-    SELECT event_id, event_type, source, target_uri, payload, parameters, routing_key, created_at, updated_at,
-           trace_id, retry_count, status, reason, seq, deliver_at, routed_at, route_failures, traceparent,
-           deliveries AS delivery_count, unfinished, dead, cancelled, erased_at, erased_by
+_FIND_TRACE: Final = f"""
+    SELECT {_SHOWN}
     FROM event
     WHERE seq IN (SELECT seq FROM event WHERE trace_id = %(id)s UNION SELECT seq FROM event WHERE event_id = %(id)s)
     ORDER BY seq
     LIMIT %(limit)s
-"""
+"""  # noqa: S608
 
 #: The deliveries of some events.
 _DELIVERIES: Final = """
@@ -100,8 +103,8 @@ _ATTEMPTS: Final = """
 
 #: What routing needs to know of some events.
 _ROUTABLE: Final = """
-    SELECT seq, source, event_id, event_type, routing_key, target_uri, trace_id, route_failures,
-           created_at, payload, parameters, traceparent, status,
+    SELECT seq, source, event_id, event_type, routing_key, target_uri, trace_id, created_at,
+           payload, parameters, traceparent, status,
            greatest(0, extract(epoch FROM coalesce(route_at, now()) - clock_timestamp()))::float8
     FROM event
     WHERE seq = ANY(%(seqs)s::bigint[])

@@ -4,7 +4,6 @@ Fifty rows in one statement cost little more than one, and one connection does t
 commits, never a caller: a caller that is interrupted or gives up must not take its followers down with it.
 """
 
-import logging
 import select
 import threading
 from collections import deque
@@ -14,12 +13,13 @@ from typing import Any, Final, Generic, TypeVar
 import psycopg
 
 from madeira.errors import StoreUnavailable
+from madeira.log import get
 from madeira.store.database import BoundedConnection, Database
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-log = logging.getLogger(__name__)
+log = get(__name__)
 
 #: Seconds between two attempts to connect, first and longest.
 RECONNECT_S: Final = (0.05, 1.0)
@@ -253,7 +253,7 @@ class GroupCommit(Generic[In, Out]):
             try:
                 self._after([waiter.item for waiter in group], answers)
             except Exception:
-                log.exception("%s: what follows the commit failed", self._name)
+                log.exception("commit.not_followed", group=self._name)
         for waiter, answer in zip(group, answers, strict=True):
             waiter.succeed(answer)
 

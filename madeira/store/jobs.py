@@ -96,11 +96,10 @@ _FAILED: Final = f"""
 """  # noqa: S608
 
 #: Whether there is something to do, and nobody who does it.
-_IS_STRANDED: Final = """
-    SELECT EXISTS (SELECT FROM job WHERE finished_at IS NULL
-                   AND (state <> 'paused' OR EXISTS (SELECT FROM job_begun b WHERE b.job_id = job.id)))
+_IS_STRANDED: Final = f"""
+    SELECT EXISTS ({_RUNNABLE})
            AND NOT EXISTS (SELECT FROM lease WHERE name = %(lease)s AND until > clock_timestamp())
-"""
+"""  # noqa: S608
 
 #: Name of the lease row of the process that goes on with jobs.
 LEASE: Final = "jobs"

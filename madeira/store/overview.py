@@ -18,8 +18,8 @@ _LATELY: Final = 5_000
 
 #: The oldest unfinished deliveries, by endpoint.
 _UNFINISHED: Final = """
-    SELECT endpoint, count(*), min(created_at), count(*) FILTER (WHERE retries > 0)
-    FROM (SELECT endpoint, created_at, retries FROM delivery WHERE finished_at IS NULL ORDER BY id LIMIT (SELECT %(look)s)) d
+    SELECT endpoint, count(*), min(created_at)
+    FROM (SELECT endpoint, created_at FROM delivery WHERE finished_at IS NULL ORDER BY id LIMIT (SELECT %(look)s)) d
     GROUP BY endpoint
 """
 
@@ -60,8 +60,6 @@ class Waiting(NamedTuple):
     number: int
     #: When the oldest of it was routed.
     since: datetime
-    #: How many were called before, and are tried again.
-    retried: int
 
 
 class Dead(NamedTuple):

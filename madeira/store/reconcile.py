@@ -19,6 +19,9 @@ from madeira.states import DeliveryStatus
 from madeira.store.columns import numbers
 from madeira.store.ordering import IS_FIRST
 
+#: Seconds after which a run is late: there is one every minute.
+LATE_S: Final = 180.0
+
 #: Seconds until a delivery may be called or taken over.
 _DELAY: Final = """
     greatest(0, extract(epoch FROM CASE WHEN d.status = 'delivering' THEN d.lease_until ELSE d.next_attempt_at END

@@ -320,8 +320,6 @@ class Removed(NamedTuple):
     #: Events that are gone, by their status.
     events: dict[str, int]
     deliveries: int
-    #: Events with which something was done meanwhile; they stay.
-    spared: int
 
 
 def remove(conn: psycopg.Connection[Any], ages: Ages, wait: timedelta = WAIT) -> Removed | None:
@@ -337,12 +335,13 @@ def remove(conn: psycopg.Connection[Any], ages: Ages, wait: timedelta = WAIT) ->
         deliveries = conn.execute(_REMOVE_DELIVERIES, seqs).rowcount
         conn.execute(_REMOVE_EVENTS, seqs)
         # Of those that are gone there is no event any more; all others are spared.
-        spared = conn.execute(_SPARE, {"seqs": batch[1]}).rowcount if len(gone) < len(batch[1]) else 0
+        if len(gone) < len(batch[1]):
+            conn.execute(_SPARE, {"seqs": batch[1]})
         conn.execute(_REMOVE_BURIAL, {"id": batch[0]})
     counts: dict[str, int] = {}
     for _, status in gone:
         counts[status] = counts.get(status, 0) + 1
-    return Removed(counts, deliveries, spared)
+    return Removed(counts, deliveries)
 
 
 def waits_s(conn: psycopg.Connection[Any], wait: timedelta = WAIT) -> float | None:

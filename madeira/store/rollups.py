@@ -224,15 +224,6 @@ class Range(NamedTuple):
     points: int
 
 
-#: The ranges that the charts offer.
-RANGES: Final = {
-    "1h": Range("minute", timedelta(minutes=1), 60),
-    "24h": Range("minute", timedelta(minutes=15), 96),
-    "7d": Range("hour", timedelta(hours=1), 168),
-    "90d": Range("hour", timedelta(days=1), 90),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """What happened at an endpoint, or at all of them."""
@@ -299,16 +290,6 @@ _ACCEPTED: Final = """
     GROUP BY 1
 """
 
-#: What happened at each endpoint.
-_TOTALS: Final = f"""
-    SELECT endpoint, {_SUMS} FROM rollup_endpoint WHERE span = %(span)s AND bucket >= %(since)s GROUP BY endpoint
-"""  # noqa: S608
-
-#: What each source sent.
-_ACCEPTED_TOTALS: Final = """
-    SELECT source, sum(accepted) FROM rollup_source WHERE span = %(span)s AND bucket >= %(since)s GROUP BY source
-"""
-
 
 def series(
     conn: psycopg.Connection[Any],
@@ -361,22 +342,6 @@ def slices(conn: psycopg.Connection[Any]) -> dict[str, list[Slice]]:
     for endpoint, *rest in conn.execute(_SLICES):
         found.setdefault(endpoint, []).append(Slice(*rest))
     return found
-
-
-def totals(conn: psycopg.Connection[Any], of: Range, *, now: datetime | None = None) -> dict[str, Numbers]:
-    """What happened at each endpoint in a range; those where nothing happened are left out."""
-    return {endpoint: _numbers(row) for endpoint, *row in conn.execute(_TOTALS, _since(conn, of, now))}
-
-
-def accepted(conn: psycopg.Connection[Any], of: Range, *, now: datetime | None = None) -> dict[str, int]:
-    """How many events were accepted of each source in a range; those that sent nothing are left out."""
-    return {source: int(count) for source, count in conn.execute(_ACCEPTED_TOTALS, _since(conn, of, now))}
-
-
-def _since(conn: psycopg.Connection[Any], of: Range, now: datetime | None) -> dict[str, Any]:
-    first = conn.execute(_POINTS, {"step": of.step, "points": of.points, "now": now}).fetchone()
-    assert first is not None
-    return {"span": of.span, "since": first[0]}
 
 
 def _numbers(row: Sequence[int]) -> Numbers:

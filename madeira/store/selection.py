@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from madeira import reasons
 from madeira.errors import FieldProblem, SelectionInvalid
 from madeira.states import ErrorCode, FailureClass
 from madeira.store.columns import numbers, texts
@@ -29,7 +30,6 @@ TYPE_PATTERN: Final = r"^(?=.)[A-Za-z0-9_.-]{0,255}\*?$"
 
 _TYPE: Final = re.compile(TYPE_PATTERN, re.ASCII)
 _EVENT_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-_LINE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*")
 _HTTP: Final = re.compile(r"http_[0-9]{3}", re.ASCII)
 
 #: The condition of each field; the parameters have a prefix, so that a statement may have its own.
@@ -155,7 +155,7 @@ _LISTS: Final[Mapping[str, Callable[[Any], tuple[Any, ...]]]] = {"event_ids": _e
 
 
 def _text(given: str) -> str:
-    if not given or len(given) > MAX_TEXT or not _LINE.fullmatch(given):
+    if not given or len(given) > MAX_TEXT or not reasons.is_line(given):
         raise ValueError(f"must be of 1 to {MAX_TEXT} printable characters")
     return given
 

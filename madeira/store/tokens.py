@@ -23,9 +23,6 @@ from madeira.store import audit
 #: What a token looks like: the prefix lets scanners of repositories and logs find one that leaked.
 _TOKEN: Final = re.compile(r"mdr_(?P<handle>[0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
-#: What the name of a token may be.
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 #: Random bytes of the secret part.
 _SECRET_BYTES: Final = 32
 

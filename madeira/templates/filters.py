@@ -7,6 +7,7 @@ values raises TypeError or ValueError; what would become too large raises `Templ
 import functools
 import json
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -20,6 +21,10 @@ from madeira.templates.fuel import CHARACTERS, MAX_BITS, MAX_RESULT, Fuel, bound
 
 #: Fuel of one element of a loop, besides its body.
 _STEP: Final = 10
+
+#: What `int` and `float` read of a text, besides space around it.
+_WHOLE: Final = re.compile(r"[+-]?[0-9]+")
+_FRACTION: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 # -- operators -------------------------------------------------------------------------------------------------------
@@ -227,11 +232,19 @@ def _items(fuel: Fuel, value: Any) -> list[tuple[str, Any]]:
 
 
 def _int(_fuel: Fuel, value: Any) -> int:
-    return bounded(int(value.strip() if isinstance(value, str) else _real(value)))
+    return bounded(int(_digits(value, _WHOLE) if isinstance(value, str) else _real(value)))
 
 
 def _float(_fuel: Fuel, value: Any) -> float:
-    return float(value if isinstance(value, str) else _real(value))
+    return float(_digits(value, _FRACTION) if isinstance(value, str) else _real(value))
+
+
+def _digits(text: str, form: re.Pattern[str]) -> str:
+    """A number in a text; Python would also read ``1_0`` as ten, the digits of every script, and ``nan``."""
+    text = text.strip()
+    if not form.fullmatch(text):
+        raise ValueError
+    return text
 
 
 def _round(_fuel: Fuel, value: Any, digits: int = 0) -> Any:

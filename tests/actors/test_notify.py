@@ -173,10 +173,10 @@ def test_what_another_process_is_saying_just_now_is_left_to_it(told: Told) -> No
 
 def test_the_periodic_actors_run_as_messages_of_their_own_queues(told: Told) -> None:
     """As the scheduler sends them: the notice is said, and its event is counted."""
+    process = told(start=True)
     from actors.notify import notify
     from actors.rollup import rollup
 
-    process = told(start=True)
     died(process, "b")
     notify.send()
     wait_until(lambda: own_events(process), what="the notice was said")

@@ -67,7 +67,7 @@ def register() -> None:
 def make_what_is_patched(api: Api) -> None:
     """Make the objects that changes are made to."""
     for kind, fields in {
-        "sources": {"secrets": ["s"]},
+        "sources": {"secrets": ["a-secret"]},
         "endpoints": {"url": "http://sink.example/"},
         "routes": {"endpoint": "sink"},
     }.items():
@@ -104,6 +104,11 @@ def _mended(name: str, body: dict[str, Any]) -> dict[str, Any]:
         body["source"] = "shop"
     if body.get("endpoint") is not None:
         body["endpoint"] = "sink"
+    if isinstance(body.get("secrets"), list):
+        # A shorter one may be kept since before, and a reference is as long as its name.
+        body["secrets"] = [
+            one.ljust(8, "s") if isinstance(one, str) and not one.startswith("env:") else one for one in body["secrets"]
+        ]
     if "deliver_at" in body:
         body["deliver_at"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     if name == "updateEndpoint":

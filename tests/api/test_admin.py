@@ -60,7 +60,7 @@ def queues_of(api: Api) -> Queues:
 @pytest.mark.parametrize(
     ("kind", "document", "patch"),
     [
-        ("source", {"secrets": ["s"], "rate": 10}, {"rate": 20.5}),
+        ("source", {"secrets": ["a-secret"], "rate": 10}, {"rate": 20.5}),
         ("endpoint", {"url": "http://sink.example/{event_type}", "retry": {"max": 90, "initial": 9}}, {"retry": {"max": 80}}),
         ("route", {"endpoint": "sink", "event_type": "order.*"}, {"routing_key": "k"}),
     ],
@@ -99,8 +99,8 @@ def test_an_object_is_made_shown_changed_and_removed(
 def test_what_is_made_counts_soon_in_every_process(shared_api: Api) -> None:
     """A new source posts, and posts no more when it is removed."""
     name = fresh()
-    assert ask(shared_api, "POST", "/v1/sources", {"name": name, "secrets": ["first"]}).status == 201
-    post = lambda: shared_api.post(event(uuid.uuid4().hex), source=name, secret="first").status  # noqa: E731
+    assert ask(shared_api, "POST", "/v1/sources", {"name": name, "secrets": ["first-secret"]}).status == 201
+    post = lambda: shared_api.post(event(uuid.uuid4().hex), source=name, secret="first-secret").status  # noqa: E731
     wait_until(lambda: [post() for _ in range(8)] == [202] * 8, "the source to be known everywhere")
     assert ask(shared_api, "DELETE", f"/v1/sources/{name}").status == 200
     wait_until(lambda: [post() for _ in range(8)] == [401] * 8, "the source to be forgotten everywhere")

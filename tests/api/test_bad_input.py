@@ -286,12 +286,21 @@ def head(*lines: str, body: bytes = BODY) -> bytes:
         pytest.param(lambda: b"post /v1/events HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="lower-case method"),
         pytest.param(lambda: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, id="TLS on a plain port"),
         pytest.param(lambda: head(body=b""), 400, id="no length, no body"),
+        pytest.param(lambda: b"GET /healthz HTTP/1.1\r\nHos: x\r\n\r\n", 400, id="no host"),
+        pytest.param(lambda: b"GET /console/login HTTP/1.1\r\n\r\n", 400, id="no host, no other header"),
+        pytest.param(lambda: b"GET /healthz HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", 400, id="two hosts"),
     ],
 )
 def test_odd_framing_is_refused(shared_api: Api, data: Callable[[], bytes], status: int) -> None:
     """What is wrong with the request as HTTP is told by a problem document too."""
     # Signed now: what was signed when the tests were collected is stale after five minutes.
     check(shared_api.raw(data()), status)
+
+
+@pytest.mark.parametrize("request_line", [b"GET /healthz HTTP/1.0\r\n", b"GET /healthz HTTP/1.1\r\nHost:\r\n"])
+def test_whoever_need_not_name_a_host_is_answered(shared_api: Api, request_line: bytes) -> None:
+    """HTTP/1.0 knew no hosts, and a host without a name is one that is named (RFC 9110, section 7.2)."""
+    assert shared_api.raw(request_line + b"Connection: close\r\n\r\n").status == 200
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_looked_at(shared_api: Api) -> None:

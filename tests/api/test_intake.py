@@ -200,12 +200,12 @@ def test_an_event_is_committed_marked_and_queued(api: Api) -> None:
 def test_a_source_that_is_added_may_post_within_two_seconds(api: Api) -> None:
     """A change of the configuration counts in every process without a restart."""
     body = event("from-new")
-    assert api.post(body, source="new", secret="s3").status == 401
-    api.configure(api.config + '\n[[source]]\nname = "new"\nsecrets = ["s3"]\n')
+    assert api.post(body, source="new", secret="the-third-secret").status == 401
+    api.configure(api.config + '\n[[source]]\nname = "new"\nsecrets = ["the-third-secret"]\n')
     changed = time.monotonic()
     statuses: list[tuple[float, int]] = []
     while not statuses or statuses[-1][0] < 3:
-        statuses.append((time.monotonic() - changed, api.post(body, source="new", secret="s3").status))
+        statuses.append((time.monotonic() - changed, api.post(body, source="new", secret="the-third-secret").status))
     # Many posts, so that both processes are among those who answer.
     later = [status for asked_s, status in statuses if asked_s > 2]
     assert len(later) > 20

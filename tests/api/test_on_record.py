@@ -66,7 +66,7 @@ def call(api: Api, method: str, path: str, body: Any, headers: Mapping[str, str]
 DEAD = PlannedDelivery("sink", "sink", (), FailureClass.RECEIVER, "the receiver answered 404")
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
-    "source": {"secrets": ["s"]},
+    "source": {"secrets": ["a-secret"]},
     "endpoint": {"url": "http://sink.example/"},
     "route": {"endpoint": "sink"},
 }

@@ -175,7 +175,8 @@ def test_doctor_counts_what_there_is(terminal: Terminal) -> None:
     (level, text), *unusable = findings_of(terminal, "configuration")
     assert (level, text.partition(": ")[2]) == ("ok", "1 source, 1 endpoint, 1 route")
     assert [(level, text.split()[0]) for level, text in unusable] == [("error", "source/shop"), ("error", "endpoint/sink")]
-    terminal.run("apply", "-", stdin=FILE.replace('"the-secret-of-the-shop"', '"env:NOWHERE_SET", "x"').split("[endpoint.")[0])
+    both = FILE.replace('"the-secret-of-the-shop"', '"env:NOWHERE_SET", "another-secret"')
+    terminal.run("apply", "-", stdin=both.split("[endpoint.")[0])
     assert ("warning", "a secret of source/shop cannot be used") in [
         (level, text.partition(":")[0]) for level, text in findings_of(terminal, "configuration")
     ]

@@ -1,5 +1,6 @@
 """`madeira doctor` names each fault and its remedy; each is made first, in the servers where that is possible."""
 
+import base64
 import socket
 import threading
 import time
@@ -17,13 +18,17 @@ from madeira.cli import doctor, running_system
 from madeira.cli.findings import Finding
 from madeira.egress import Egress
 from madeira.embedded import free_port
+from madeira.routing.config import parse_toml
 from madeira.settings import Settings
 from madeira.store import configuration, holding
+from madeira.store.configuration import Snapshot
 from tests.collector import Collector
 
 Connection = psycopg.Connection[Any]
 
 OPEN = Egress(allow=(), deny=())
+
+NOTHING = Snapshot(1, {}, {}, {})
 
 
 @pytest.fixture
@@ -187,3 +192,27 @@ def test_a_collector_that_takes_spans_or_is_away_is_told(tmp_path: Path, monkeyp
     found = only(running_system.collector(values))
     assert (found.level, "OTEL_BSP_MAX_QUEUE_SIZE" in found.text) == ("error", True)
     assert list(running_system.collector(Settings(data_dir=tmp_path))) == []
+
+
+def test_signing_secrets_that_can_be_tried_out_are_told_by_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is read from the environment too; the length of the key counts, not of its base64."""
+    monkeypatch.setenv("SHORT", "demo-secret")
+    long = "whsec_" + base64.b64encode(b"k" * 24).decode()
+    text = f"""
+        [[source]]
+        name = "shop"
+        secrets = ["{long}", "env:SHORT"]
+
+        [[source]]
+        name = "bank"
+        secrets = ["{"k" * 24}"]
+
+        [[endpoint]]
+        name = "ledger"
+        url = "http://ledger.example/"
+        secrets = ["{long[:-8]}"]
+    """
+    found = [one for one in doctor._configuration(parse_toml(text, where="t"), NOTHING) if one.what == "secrets"]
+    assert [(one.level, "source shop, endpoint ledger has" in one.text) for one in found] == [("warning", True)]
+    good = parse_toml(text.replace("env:SHORT", long).replace(f'"{long[:-8]}"', f'"{long}"'), where="t")
+    assert not [one for one in doctor._configuration(good, NOTHING) if one.what == "secrets"]

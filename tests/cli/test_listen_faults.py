@@ -1,6 +1,7 @@
 """`madeira listen` misbehaves as it is told to, and says what it did; in the test's own process."""
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -94,3 +95,20 @@ def test_shares_that_are_more_than_all_are_refused() -> None:
     done = CliRunner().invoke(main, ["listen", "--port", "0", "--fail", "0.7", "--drop", "0.4"])
     assert (done.exit_code, "not be more than 1" in done.output) == (2, True)
     assert CliRunner().invoke(main, ["listen", "--fail", "1.5"]).exit_code == 2
+
+
+@pytest.mark.parametrize("length", ["-1", "+1", "1_0", "\u00b2", "", "x", "9" * 5000])
+def test_a_body_of_no_known_length_is_not_waited_for(length: str) -> None:
+    """The length is digits and nothing else; the connection ends, since nobody knows where the next call begins."""
+    with receiving(Faults()) as url, socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), 5) as s:
+        s.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
+        answer = b"".join(iter(lambda: s.recv(1000), b""))
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+
+
+@pytest.mark.parametrize(("attempt", "told"), [("3", 3), ("\u00b2", None), ("9" * 5000, None), ("x", None)])
+def test_a_strange_number_of_an_attempt_is_none(attempt: str, told: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with receiving(Faults()) as url:
+        headers = {"X-Madeira-Attempt": attempt.encode("latin-1")}
+        assert httpx.post(url, content=b"{}", headers=headers, trust_env=False).status_code == 200
+    assert json.loads(capsys.readouterr().out)["attempt"] == told

@@ -284,7 +284,7 @@ def test_a_taken_port_is_told(place: Place) -> None:
 def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place: Place) -> None:
     """The file of MADEIRA_CONFIG counts at the start; then `apply` changes it, in every process, and a restart keeps that."""
     config = place.folder / "rules.toml"
-    text = '[[source]]\nname = "{}"\nsecrets = ["x"]\n'
+    text = '[[source]]\nname = "{}"\nsecrets = ["a-secret"]\n'
     config.write_text(text.format("one"))
     place.environ["MADEIRA_CONFIG"] = str(config)
     up = place.up()
@@ -328,7 +328,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
 def test_keys_are_changed_from_the_terminal(place: Place) -> None:
     """`keygen` makes a key, `reencrypt` brings everything under it, and then the old one is not needed any more."""
     config = place.folder / "rules.toml"
-    config.write_text('[[source]]\nname = "one"\nsecrets = ["x"]\n')
+    config.write_text('[[source]]\nname = "one"\nsecrets = ["a-secret"]\n')
     place.environ["MADEIRA_CONFIG"] = str(config)
     old, new = place.run("keygen").strip(), place.run("keygen").strip()
     place.environ["MADEIRA_SECRET_KEY"] = old

@@ -142,7 +142,7 @@ def test_an_object_is_made_by_a_form_with_one_row_on_record(shared_api: Api, con
 
 
 def test_an_empty_secret_stays_and_a_new_one_replaces_its_own_place(shared_api: Api, conn: Connection) -> None:
-    name = made(shared_api, "endpoint", **FULL["endpoint"] | {"secrets": ["one", "two", "three"]})
+    name = made(shared_api, "endpoint", **FULL["endpoint"] | {"secrets": ["secret-one", "secret-two", "secret-three"]})
     browser = administrator(shared_api)
 
     def kept() -> list[str]:
@@ -150,7 +150,7 @@ def test_an_empty_secret_stays_and_a_new_one_replaces_its_own_place(shared_api: 
         return list(found)
 
     before = kept()
-    ticked = {"secrets.1.remove": "1", "secrets.3": "another", "secrets.new1": "fourth", "headers.1.remove": "1"}
+    ticked = {"secrets.1.remove": "1", "secrets.3": "another-secret", "secrets.new1": "fourth-secret", "headers.1.remove": "1"}
     seen = browser.submit(edit(browser, "endpoint", name), "/edit", do="save", **ticked, **{"client_certificate.remove": "1"})
     assert "saved as version 2" in seen.root.one(id="done").text
     after = kept()
@@ -324,7 +324,7 @@ def test_an_endpoint_shows_the_request_that_would_go_out_also_when_nothing_leads
 
 
 def test_the_history_tells_each_change_field_by_field_without_secrets(shared_api: Api) -> None:
-    name = made(shared_api, "endpoint", url="http://127.0.0.1:9/x", secrets=["one"], retry={"max": 100})
+    name = made(shared_api, "endpoint", url="http://127.0.0.1:9/x", secrets=["secret-one"], retry={"max": 100})
     patched(shared_api, "endpoint", name, rate=7, secrets=[SECRET], retry={"max": 200})
     seen = somebody(shared_api, Role.VIEWER).get(f"/console/endpoints/{name}")
     row = seen.root.one("tbody").all("tr")[0].text

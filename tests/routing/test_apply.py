@@ -68,7 +68,7 @@ def test_a_dry_run_changes_nothing_and_tells_the_difference(configurator: Config
 def test_without_pruning_nothing_is_removed(configurator: Configurator) -> None:
     """A file may name a part of what is there; the rest is told as kept."""
     configurator.apply(WHOLE, who="t")
-    difference = configurator.apply('[[source]]\nname = "new"\nsecrets = ["x"]\n', who="t")
+    difference = configurator.apply('[[source]]\nname = "new"\nsecrets = ["a-secret"]\n', who="t")
     assert difference.removed == []
     assert "endpoint ledger" in difference.kept
     assert {s.name for s in configurator.list("source")} == {"billing", "new"}
@@ -87,7 +87,7 @@ def test_a_file_is_applied_as_a_whole_or_not_at_all(configurator: Configurator, 
 def test_nothing_that_is_wrong_hides_anything_else(configurator: Configurator, database: Database) -> None:
     """Not a secret that no key opens, not a name, not a name that stands there twice, not a literal without a key."""
     first = "[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\nsecrets = ['sealed:nonsense']\n"
-    second = "[[endpoint]]\nname = 'e'\nurl = 'http://h'\nsecrets = ['literal']\nrate = -1\n"
+    second = "[[endpoint]]\nname = 'e'\nurl = 'http://h'\nsecrets = ['a-literal']\nrate = -1\n"
     third = "[[route]]\nname = 'a b'\nendpoint = 'nobody'\nevent_type = 5\n"
     told = ["endpoint[e].name", "endpoint[e].secrets[0]", "endpoint[e].url", "endpoint number 2.rate"]
     told += ["route number 1.name", "route number 1.endpoint", "route number 1.event_type"]

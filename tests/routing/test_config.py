@@ -4,8 +4,8 @@ import pytest
 
 from madeira.errors import SettingsError
 from madeira.records import CALLBACK_URL, RetryPolicy
-from madeira.routing.config import Rules, no_rules, parse_toml, schema
-from madeira.routing.fields import FIELDS, KINDS, Kind
+from madeira.routing.config import Rules, no_rules, parse_toml
+from madeira.routing.fields import FIELDS, KINDS, Kind, schema
 
 WHOLE = """
 [[source]]
@@ -43,7 +43,7 @@ endpoint = "ledger"
 
 ENVIRON = {"BILLING_SECRET": "s3cr3t-of-billing", "LEDGER_TOKEN": "Bearer t0ken"}
 
-SOURCE = '[[source]]\nname = "s"\nsecrets = ["x"]\n'
+SOURCE = '[[source]]\nname = "s"\nsecrets = ["a-secret"]\n'
 ENDPOINT = '[[endpoint]]\nname = "e"\nurl = "http://h/"\n'
 ROUTE = '[[route]]\nname = "r"\nendpoint = "e"\n'
 
@@ -134,8 +134,8 @@ def test_the_callback_endpoint_is_always_there(rules: Rules) -> None:
         ("[[source]\n", ["not valid TOML"]),
         ("[source]\nname='s'\n", ["[[source]]", "double brackets"]),
         ("[[sourse]]\n", ["sourse: unknown field", "did you mean 'source'"]),
-        ("[[source]]\nsecrets=['x']\n", ["source number 1.name: is missing"]),
-        ("[[source]]\nname='a b'\nsecrets=['x']\n", ["source number 1.name", "'a b'"]),
+        ("[[source]]\nsecrets=['a-secret']\n", ["source number 1.name: is missing"]),
+        ("[[source]]\nname='a b'\nsecrets=['a-secret']\n", ["source number 1.name", "'a b'"]),
         ("[[source]]\nname='s'\n", ["source[s].secrets: is missing"]),
         ("[[source]]\nname='s'\nsecrets=[]\n", ["source[s].secrets: must hold at least 1"]),
         ("[[source]]\nname='s'\nsecrets='x'\n", ["source[s].secrets: must be a list of texts, not a text"]),

@@ -28,7 +28,7 @@ SOON_S = 2.0
 
 
 def source(name: str) -> str:
-    return f'[[source]]\nname = "{name}"\nsecrets = ["x"]\n'
+    return f'[[source]]\nname = "{name}"\nsecrets = ["a-secret"]\n'
 
 
 class Changes:
@@ -109,11 +109,11 @@ def test_an_object_that_is_removed_and_made_anew_is_the_new_one(
     configurator: Configurator, follow: Follow, changes: Changes
 ) -> None:
     """The version of an object begins afresh, so it does not decide what is read."""
-    configurator.create("source", "s", {"secrets": ["x"], "rate": 1}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"], "rate": 1}, who="t")
     follower = follow(changes, period_s=60.0)
     assert changes.wait().sources["s"].rate == 1.0
     configurator.delete("source", "s", expected=None, who="t")
-    configurator.create("source", "s", {"secrets": ["x"], "rate": 2}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"], "rate": 2}, who="t")
     follower.reload()
     assert changes.wait().sources["s"].rate == 2.0
 
@@ -129,14 +129,14 @@ def test_a_reload_looks_at_once(configurator: Configurator, follow: Follow, chan
 
 def test_what_cannot_be_used_makes_nothing_else_unusable(configurator: Configurator, follow: Follow, changes: Changes) -> None:
     """A variable that is not set, and a secret that no key opens: told once, each with its reason, and all else holds."""
-    configurator.apply(source("good") + source("bad").replace('"x"', '"env:NOT_SET"'), who="t")
+    configurator.apply(source("good") + source("bad").replace('"a-secret"', '"env:NOT_SET"'), who="t")
     for name, document in {"e": {"headers": {"A": "env:NOT_SET"}}, "f": {}}.items():
         configurator.create("endpoint", name, {"url": "http://h.example/"} | document, who="t")
         configurator.create("route", name, {"endpoint": name}, who="t")
     with capture_logs() as lines:
         follower = follow(changes)
         rules = changes.wait()
-        configurator.create("source", "more", {"secrets": ["x"]}, who="t")
+        configurator.create("source", "more", {"secrets": ["a-secret"]}, who="t")
         follower.reload()
         changes.wait()
     assert set(rules.sources) == {"good"}

@@ -8,7 +8,9 @@ import trustme
 from madeira import sealing
 from madeira.egress import Egress
 from madeira.errors import ConfigurationInvalid
-from madeira.routing.config import Kind, parse_toml
+from madeira.routing import secrets
+from madeira.routing.config import parse_toml
+from madeira.routing.fields import Kind
 from madeira.routing.manage import Configurator
 from madeira.sealing import Sealer
 from madeira.store.database import Database
@@ -18,23 +20,45 @@ from tests.system.harness import KEY
 
 def test_secrets_are_hidden_and_can_be_kept(configurator: Configurator, database: Database) -> None:
     """What is shown can be sent back: each hidden secret stays what it was, also in another place."""
-    document = {"url": "http://h.example/", "secrets": ["one", "env:TWO", "three"], "headers": {"A": "value-a", "B": "env:B"}}
+    document = {
+        "url": "http://h.example/",
+        "secrets": ["secret-one", "env:TWO", "secret-three"],
+        "headers": {"A": "value-a", "B": "env:B"},
+    }
     shown = configurator.create("endpoint", "e", document, who="t").document
     assert shown["secrets"] == ["hidden:1", "env:TWO", "hidden:3"]
     assert shown["headers"] == {"A": "hidden", "B": "env:B"}
-    sent = {"secrets": ["hidden:3", "four", "hidden:1"], "headers": {"A": "hidden", "B": None, "C": "value-c"}}
+    sent = {"secrets": ["hidden:3", "secret-four", "hidden:1"], "headers": {"A": "hidden", "B": None, "C": "value-c"}}
     changed = configurator.update("endpoint", "e", sent, expected=1, who="t")
     assert changed.document["secrets"] == ["hidden:1", "hidden:2", "hidden:3"]
     endpoint = parse_toml(configurator.export(), where="export", environ={}, sealer=Sealer((KEY,))).endpoints["e"]
-    assert endpoint.secrets == ("three", "four", "one")
+    assert endpoint.secrets == ("secret-three", "secret-four", "secret-one")
     assert endpoint.headers == {"A": "value-a", "C": "value-c"}
+
+
+def test_a_secret_that_is_found_out_by_trying_is_refused_and_one_that_was_kept_goes_on(configurator: Configurator) -> None:
+    """Eight characters at least of what is new; the same file again, an export and a reference are taken as they were."""
+    short = '[[source]]\nname = "s"\nsecrets = ["short", "env:S"]\n'
+    with pytest.raises(ConfigurationInvalid) as e:
+        configurator.apply(short, who="t")
+    assert [(p.field, "8 characters" in p.detail, "short" in p.detail.split()) for p in e.value.problems] == [
+        ("source[s].secrets[0]", True, False)
+    ]
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(secrets, "SHORTEST", 1)
+        configurator.apply(short, who="t")
+    assert configurator.apply(short, who="t").unchanged == ["source s"]
+    assert configurator.apply(configurator.export(), who="t").unchanged == ["source s"]
+    document = configurator.update("source", "s", {"rate": 5, "secrets": ["hidden:1", "longer-than-it"]}, expected=None, who="t")
+    assert document.document["secrets"] == ["hidden:1", "hidden:2"]
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "headers": {"A": "any"}}, who="t")
 
 
 @pytest.mark.parametrize(
     ("patch", "field"),
     [
         ({"secrets": ["hidden:2"]}, "secrets[0]"),
-        ({"secrets": ["x", "hidden"]}, "secrets[1]"),
+        ({"secrets": ["a-secret", "hidden"]}, "secrets[1]"),
         ({"secrets": ["hidden:0"]}, "secrets[0]"),
         ({"secrets": ["hidden:x"]}, "secrets[0]"),
         ({"headers": {"B": "hidden"}}, "headers.B"),
@@ -44,7 +68,7 @@ def test_secrets_are_hidden_and_can_be_kept(configurator: Configurator, database
 )
 def test_hidden_without_a_secret_is_refused(configurator: Configurator, patch: dict[str, Any], field: str) -> None:
     """The word that stands for a secret never becomes one."""
-    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["x"], "headers": {"A": "a"}}, who="t")
+    configurator.create("endpoint", "e", {"url": "http://h.example/", "secrets": ["a-secret"], "headers": {"A": "a"}}, who="t")
     with pytest.raises(ConfigurationInvalid) as e:
         configurator.update("endpoint", "e", patch, expected=None, who="t")
     assert fields_of(e)[0] == field
@@ -64,7 +88,7 @@ def test_without_a_key_only_references_are_taken(database: Database) -> None:
 @pytest.mark.parametrize(
     ("kind", "document", "field"),
     [
-        ("source", {"secrets": ["x", "env:MADEIRA_SECRET_KEY"]}, "secrets[1]"),
+        ("source", {"secrets": ["a-secret", "env:MADEIRA_SECRET_KEY"]}, "secrets[1]"),
         ("endpoint", {"secrets": ["env:PGPASSWORD"]}, "secrets[0]"),
         ("endpoint", {"headers": {"A": "env:madeira_admin_token"}}, "headers.A"),
         ("endpoint", {"client_certificate": {"chain": "env:CHAIN", "key": "env:PgKey"}}, "client_certificate.key"),
@@ -74,7 +98,7 @@ def test_a_reference_to_what_is_ours_or_the_database_s_is_refused(
     configurator: Configurator, kind: Kind, document: dict[str, Any], field: str
 ) -> None:
     """In every place where a reference may stand, made or changed or applied: with the field and the remedy."""
-    base = {"url": "http://h.example/"} if kind == "endpoint" else {"secrets": ["x"]}
+    base = {"url": "http://h.example/"} if kind == "endpoint" else {"secrets": ["a-secret"]}
     with pytest.raises(ConfigurationInvalid, match="put the secret into a variable of another name") as e:
         configurator.create(kind, "o", base | document, who="t")
     assert fields_of(e) == [field]

@@ -26,7 +26,7 @@ secrets = ["env:SINK"]
 Authorization = "Bearer x"
 """
 
-NEW = '[[source]]\nname = "new"\nsecrets = ["another"]\n'
+NEW = '[[source]]\nname = "new"\nsecrets = ["another-secret"]\n'
 
 
 def with_keys(database: Database, *keys: str) -> Configurator:
@@ -72,8 +72,8 @@ def test_keys_that_open_nothing_of_what_is_stored_seal_nothing_new(stranger: Con
     """Neither by a file nor by the API: the running processes would not open it."""
     refusals: list[Any] = [
         lambda: stranger.apply(NEW, who="t"),
-        lambda: stranger.create("source", "new", {"secrets": ["another"]}, who="t"),
-        lambda: stranger.update("source", "shop", {"secrets": ["another"]}, expected=None, who="t"),
+        lambda: stranger.create("source", "new", {"secrets": ["another-secret"]}, who="t"),
+        lambda: stranger.update("source", "shop", {"secrets": ["another-secret"]}, expected=None, who="t"),
     ]
     for refusal in refusals:
         with pytest.raises(ConfigurationInvalid, match=r"secrets\[0\].*MADEIRA_SECRET_KEY"):

@@ -36,16 +36,16 @@ def test_an_object_is_made_changed_and_removed(configurator: Configurator, datab
 
 def test_a_change_that_changes_nothing_leaves_no_trace(configurator: Configurator, database_url: str) -> None:
     """Not in the audit, not in the versions."""
-    configurator.create("source", "s", {"secrets": ["x"], "rate": 5}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"], "rate": 5}, who="t")
     before = everything(database_url)
-    same = configurator.update("source", "s", {"rate": 5, "secrets": ["x"]}, expected=None, who="t")
+    same = configurator.update("source", "s", {"rate": 5, "secrets": ["a-secret"]}, expected=None, who="t")
     assert same.version == 1
     assert everything(database_url) == before
 
 
 def test_a_change_to_an_old_version_is_refused(configurator: Configurator) -> None:
     """Of two people who read the same version the second one must look again."""
-    configurator.create("source", "s", {"secrets": ["x"]}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"]}, who="t")
     configurator.update("source", "s", {"rate": 1}, expected=1, who="t")
     with pytest.raises(Stale, match="version 2 by now, not 1"):
         configurator.update("source", "s", {"rate": 2}, expected=1, who="t")
@@ -56,7 +56,7 @@ def test_a_change_to_an_old_version_is_refused(configurator: Configurator) -> No
 
 def test_of_changes_at_the_same_moment_one_wins(configurator: Configurator, database_url: str) -> None:
     """Four people change the same version at once: one change counts, three are refused, nothing is mixed."""
-    configurator.create("source", "s", {"secrets": ["x"]}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"]}, who="t")
 
     def change(n: int) -> bool:
         try:
@@ -101,11 +101,11 @@ def test_two_files_at_the_same_moment_are_applied_one_after_the_other(configurat
 
 def test_a_name_is_given_once(configurator: Configurator) -> None:
     """A second object of a name is refused, and so is one that could not be named."""
-    configurator.create("source", "s", {"secrets": ["x"]}, who="t")
+    configurator.create("source", "s", {"secrets": ["a-secret"]}, who="t")
     with pytest.raises(AlreadyThere):
-        configurator.create("source", "s", {"secrets": ["y"]}, who="t")
+        configurator.create("source", "s", {"secrets": ["a-secret-too"]}, who="t")
     with pytest.raises(ConfigurationInvalid) as e:
-        configurator.create("source", "a b", {"secrets": ["y"]}, who="t")
+        configurator.create("source", "a b", {"secrets": ["a-secret-too"]}, who="t")
     assert fields_of(e) == ["name"]
     with pytest.raises(ConfigurationInvalid) as e:
         configurator.update("source", "s", {"name": "t"}, expected=None, who="t")
@@ -129,6 +129,14 @@ def test_a_text_that_cannot_be_kept_is_refused(configurator: Configurator, value
     with pytest.raises(ConfigurationInvalid) as e:
         configurator.create("route", "r", {"endpoint": "callback", "routing_key": value}, who="t")
     assert fields_of(e) == ["routing_key"]
+    for field, document in (
+        ("secrets[0]", {"secrets": ["long-enough" + value]}),
+        ("headers.A", {"headers": {"A": value}}),
+        ("client_certificate.key", {"client_certificate": {"chain": "env:CHAIN", "key": value}}),
+    ):
+        with pytest.raises(ConfigurationInvalid) as e:
+            configurator.create("endpoint", "e", {"url": "http://h.example/"} | document, who="t")
+        assert fields_of(e) == [field]
 
 
 # -- what is in use -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def planned(ordering: str, payload: str = "{}", **fields: Any) -> PlannedDeliver
     """The one delivery of an event to an endpoint with this order."""
     endpoint = Endpoint("a", "http://a.example/", ordering=ordering)
     rules = Rules(MappingProxyType({}), MappingProxyType({"a": endpoint}), (Route("r", "a"),))
-    values: dict[str, Any] = {"routing_key": None, "target_uri": None, "parameters": None, "trace_id": "t", "route_failures": 0}
+    values: dict[str, Any] = {"routing_key": None, "target_uri": None, "parameters": None, "trace_id": "t"}
     values |= {"seq": 1, "source": "s", "event_id": "e", "event_type": "a.b", "created_at": datetime(2026, 1, 1, tzinfo=UTC)}
     [plan] = match(rules, RoutableEvent(payload=payload, **values | fields), egress=Egress(allow=(), deny=()))
     return plan

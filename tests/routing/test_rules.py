@@ -35,9 +35,7 @@ def event(event_type: str = "payment.done", **fields: str | None) -> RoutableEve
         **fields,
     }
     created_at = datetime(2026, 1, 2, tzinfo=UTC)
-    return RoutableEvent(
-        seq=1, event_id="e", event_type=event_type, trace_id="t", route_failures=0, created_at=created_at, **values
-    )
+    return RoutableEvent(seq=1, event_id="e", event_type=event_type, trace_id="t", created_at=created_at, **values)
 
 
 def match(rules: Rules, event: RoutableEvent) -> list[PlannedDelivery]:
@@ -51,7 +49,7 @@ def made(routes: list[Route], **endpoints: Endpoint) -> Rules:
 
 
 def rules(*routes: str) -> Rules:
-    text = "".join(f'[[source]]\nname="{s}"\nsecrets=["x"]\n' for s in ("s", "t"))
+    text = "".join(f'[[source]]\nname="{s}"\nsecrets = ["a-secret"]\n' for s in ("s", "t"))
     text += "".join(f'[[endpoint]]\nname="{e}"\nurl="http://h/"\n' for e in ("a", "b"))
     text += "".join(f'[[route]]\nname="r{i}"\n{r}\n' for i, r in enumerate(routes))
     return parse_toml(text, where="test")

@@ -100,7 +100,7 @@ def test_ten_losses_in_a_row_end_a_delivery(conn: Connection) -> None:
     for _ in range(MAX_LOST):
         claimed(conn, poison)
         expire(conn, poison.delivery_id)
-    assert ask(conn, poison.delivery_id) == Refused("died", dead=True)
+    assert ask(conn, poison.delivery_id) == Refused("died")
     row = delivery(conn, poison.delivery_id)
     assert (row["status"], row["failure_class"], row["lost"], row["failures"]) == ("dead", "platform", MAX_LOST, 0)
     assert log_of(conn, poison.delivery_id) == [

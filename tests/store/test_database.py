@@ -360,3 +360,23 @@ def test_a_pooler_that_refuses_options_is_lived_with(database_url: str) -> None:
     assert pooler.refused == 2
     database.close()
     pooler.close()
+
+
+def test_a_session_that_was_ended_since_we_were_slow_is_a_store_that_is_away(database_url: str) -> None:
+    """A process that stands still in the middle of a transaction, too: its caller is told to come again."""
+    slow = Database(url=database_url, application="tests", pool_max=1, statement_timeout_s=0.1)
+
+    def stand_still() -> None:
+        with slow.connection() as conn:
+            # As our settings have it; behind a pooler they are the role's.
+            conn.execute("SET LOCAL idle_in_transaction_session_timeout = 100")
+            time.sleep(0.4)
+            conn.execute("SELECT 1")
+
+    slow.open()
+    try:
+        with pytest.raises(StoreUnavailable, match="idle-in-transaction"):
+            stand_still()
+        assert one(slow) == 1
+    finally:
+        slow.close()

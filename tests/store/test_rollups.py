@@ -12,9 +12,11 @@ from madeira.records import DeliveryRef
 from madeira.states import Outcome
 from madeira.store import cancelling, events, replay, rollups
 from madeira.store.database import Database
-from madeira.store.rollups import RANGES, Numbers
+from madeira.store.rollups import Numbers, Point, Range, Span
 from tests.store import making
 from tests.store.making import GIVE_UP, RETRY, Connection, accept, claimed, make_due, new_event, routed, settled
+
+SPANS: tuple[Span, ...] = ("minute", "hour")
 
 
 def count(conn: Connection, *, page: int = rollups.PAGE) -> int:
@@ -28,8 +30,16 @@ def count(conn: Connection, *, page: int = rollups.PAGE) -> int:
             return counted
 
 
+def total(conn: Connection, span: Span = "hour", **which: str) -> Point:
+    """All that is counted, by an endpoint or a source if need be."""
+    [point] = rollups.series(
+        conn, Range(span, timedelta(days=36_500), 1), endpoint=which.get("endpoint"), source=which.get("source")
+    )
+    return point
+
+
 def of(conn: Connection, endpoint: str) -> Numbers:
-    return rollups.totals(conn, RANGES["7d"]).get(endpoint, Numbers())
+    return total(conn, endpoint=endpoint).numbers
 
 
 def some(pairs: tuple[tuple[str, int], ...]) -> dict[str, int]:
@@ -65,16 +75,17 @@ def script(conn: Connection) -> None:
 
 def is_as_scripted(conn: Connection, times: int = 1) -> bool:
     """Whether exactly what `script` did is counted, in minutes and in hours."""
-    for name in ("24h", "7d"):
-        found = rollups.totals(conn, RANGES[name])
-        a, b = found["a"], found["b"]
-        assert set(found) == {"a", "b"}
+    for span in SPANS:
+        a, b = (total(conn, span, endpoint=name).numbers for name in ("a", "b"))
+        everywhere = total(conn, span)
+        assert everywhere.numbers.delivered + everywhere.numbers.dead == 8 * times
         assert (a.delivered, a.dead, a.cancelled) == (5 * times, times, times)
         assert some(a.attempts) == {"succeeded": 5 * times, "retryable": 15 * times, "permanent": times}
         assert some(a.retries) == {"0": 2 * times, "1": 2 * times, "2": times, "3-4": times, "5+": times}
         assert sum(a.latency) == 5 * times
         assert (b.delivered, b.dead, b.cancelled, some(b.attempts)) == (0, 2 * times, 0, {"permanent": 2 * times})
-        assert rollups.accepted(conn, RANGES[name]) == {"shop": 5 * times, "bank": 2 * times}
+        assert [total(conn, span, source=name).accepted for name in ("shop", "bank")] == [5 * times, 2 * times]
+        assert everywhere.accepted == 7 * times
     return True
 
 
@@ -136,7 +147,7 @@ def test_a_counter_that_is_killed_in_the_middle_has_counted_nothing(conn: Connec
         conn.execute("SELECT pg_terminate_backend(%s)", killed.execute("SELECT pg_backend_pid()").fetchone())
         with pytest.raises(psycopg.OperationalError):
             killed.execute("COMMIT")
-    assert rollups.totals(conn, RANGES["7d"]) == {}
+    assert total(conn).numbers == of(conn, "nowhere")
     assert count(conn) == 31
     assert is_as_scripted(conn)
 
@@ -169,7 +180,7 @@ def test_what_commits_late_is_counted_all_the_same(conn: Connection, late: Conne
     numbers = of(conn, "a")
     assert numbers.delivered == (2 if kind == "attempt" else 1)
     assert numbers.cancelled == (1 if kind == "end" else 0)
-    assert rollups.accepted(conn, RANGES["7d"]) == {"shop": 4 if kind == "event" else 3}
+    assert total(conn).accepted == total(conn, source="shop").accepted == (4 if kind == "event" else 3)
 
 
 def test_a_transaction_that_somebody_forgot_holds_nothing_up_for_good(conn: Connection, late: Connection) -> None:
@@ -265,14 +276,18 @@ def test_things_are_counted_in_the_minute_and_hour_in_which_they_happened(conn: 
     put(conn, hour - timedelta(seconds=31), 1)
     put(conn, hour - timedelta(seconds=1), 2)
     count(conn)
-    minutes = {p.at: (p.accepted, p.numbers.delivered) for p in rollups.series(conn, RANGES["1h"], now=hour)}
+    minutes = {
+        p.at: (p.accepted, p.numbers.delivered) for p in rollups.series(conn, Range("minute", timedelta(minutes=1), 60), now=hour)
+    }
     assert len(minutes) == 60
     busy = {at: n for at, n in minutes.items() if n != (0, 0)}
     minute = timedelta(minutes=1)
     assert busy == {hour - 2 * minute: (1, 0), hour - minute: (2, 2), hour: (0, 1)}
-    hours = {p.at: (p.accepted, p.numbers.delivered) for p in rollups.series(conn, RANGES["7d"], now=hour)}
+    hours = {
+        p.at: (p.accepted, p.numbers.delivered) for p in rollups.series(conn, Range("hour", timedelta(hours=1), 168), now=hour)
+    }
     assert (len(hours), hours[hour - timedelta(hours=1)], hours[hour]) == (168, (3, 2), (0, 1))
-    quarters = rollups.series(conn, RANGES["24h"], now=hour)
+    quarters = rollups.series(conn, Range("minute", timedelta(minutes=15), 96), now=hour)
     assert [(p.accepted, p.numbers.delivered) for p in quarters[-2:]] == [(3, 2), (0, 1)]
 
 
@@ -284,7 +299,7 @@ def test_a_series_can_be_narrowed_to_an_endpoint_or_a_source(conn: Connection) -
     count(conn)
 
     def last(**which: str) -> tuple[int, int]:
-        points = rollups.series(conn, RANGES["90d"], **which)  # type: ignore[arg-type]
+        points = rollups.series(conn, Range("hour", timedelta(days=1), 90), **which)  # type: ignore[arg-type]
         return sum(p.accepted for p in points), sum(p.numbers.delivered for p in points)
 
     assert last() == (4, 3)

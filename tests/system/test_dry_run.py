@@ -134,7 +134,7 @@ def configuration(rand: random.Random, receiver: Receiver) -> str:
         fields: dict[str, Any] = {
             "url": receiver.url("").rstrip("/") + rand.choice(PATHS),
             "method": rand.choice(["POST", "PUT", "PATCH"]),
-            "secrets": rand.choice([[], [SECRET], [SECRET, "second"]]),
+            "secrets": rand.choice([[], [SECRET], [SECRET, "second-secret"]]),
             "headers": rand.choice(HEADERS),
         }
         body = rand.choice(BODIES)

@@ -1,20 +1,16 @@
 """The bodies of the admin's requests: small JSON objects, read as strictly as an event."""
 
-import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from madeira import reasons, strict_json
+from madeira import reasons
 from madeira.api import problems, reading
-from madeira.api.problems import FieldError, Problem
-from madeira.strict_json import Document, NotStrictJson
+from madeira.api.problems import FieldError
+from madeira.strict_json import Document
 
 #: Bytes of a body; a template of a body and some certificates fit well.
 MAX_BODY: Final = 262_144
-
-#: What the name of an object or a token may be.
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 #: Media type of a change by RFC 7396.
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -48,10 +44,7 @@ def parsed(raw: bytes, *, optional: bool = False) -> Document:
     Raises:
         Problem: 400, or 422 when it is no object.
     """
-    try:
-        found = strict_json.parse(raw)
-    except NotStrictJson as e:
-        raise Problem(400, f"the body is not strict JSON: {e}", name="not-strict-json") from None
+    found = reading.parsed(raw)
     if found is None:
         raise problems.invalid([FieldError("body", "must be a JSON object" + (", or be left out" if optional else ""))])
     return found
@@ -69,7 +62,7 @@ def checked(
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in checks:
-            errors.append(FieldError(ascii(name[:64])[1:-1], f"is no field of {what}; known: {', '.join(checks)}"))
+            errors.append(FieldError(problems.shown(name), f"is no field of {what}; known: {', '.join(checks)}"))
             continue
         try:
             found[name] = checks[name](value)
@@ -82,8 +75,50 @@ def checked(
 
 def unknown(values: Mapping[str, Any], known: frozenset[str], what: str) -> list[FieldError]:
     """An error for each field that `what` does not have."""
-    return [FieldError(ascii(name[:64])[1:-1], f"is no field of {what}") for name in values if name not in known]
+    return [FieldError(problems.shown(name), f"is no field of {what}") for name in values if name not in known]
 
 
-#: The reason of an action, from a query or a body; raises ValueError.
-reason: Final = reasons.check
+def reason(given: Any) -> str:
+    """The reason of an action, from a query or a body; it may be empty.
+
+    Raises:
+        ValueError: it is no reason.
+    """
+    return reasons.check(_text(given))
+
+
+def needed_reason(given: Any) -> str:
+    """The reason of an action that somebody will ask for.
+
+    Raises:
+        ValueError: it says nothing, or is no reason.
+    """
+    return reasons.check_needed(_text(given))
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f"must be a string of at most {reasons.MAX_REASON} printable characters")  # noqa: TRY004  # all that is wrong is told in one way
+    return given
+
+
+def why(values: Mapping[str, Any], *, needed: bool) -> str | None:
+    """The reason in a body that holds nothing else; null and an empty text are none.
+
+    Raises:
+        Problem: 422.
+    """
+    given = {name: value for name, value in values.items() if name != "reason" or value not in (None, "")}
+    required = {"reason": "is required: it is what the audit tells whoever asks why"} if needed else {}
+    return checked(given, {"reason": needed_reason}, "this action", required=required).get("reason")
+
+
+def flag(given: Any) -> bool:
+    """True or false.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if given is not True and given is not False:
+        raise ValueError("must be true or false")
+    return bool(given)

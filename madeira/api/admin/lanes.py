@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import falcon
 
-from madeira.api import problems, query
+from madeira.api import query
 from madeira.api.acting import Acting
 from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
-from madeira.api.problems import FieldError, Problem
+from madeira.api.problems import Problem
 from madeira.broker.queues import Queues
 from madeira.errors import BrokerUnavailable, IllegalTransition
+from madeira.ids import NAME
 from madeira.lanes.showing import held, lane
 from madeira.routing.config import CALLBACK
 from madeira.states import Role
@@ -40,10 +41,11 @@ class Hold:
         """Hold an endpoint, or let it go."""
         caller = self._auth.person(req.env, Role.OPERATOR)
         query.none(req, in_body=("reason",))
-        why = _reason(bodies.document(req.env, optional=not ACTIONS[self._action]).values, needed=ACTIONS[self._action])
+        needed = ACTIONS[self._action]
+        why = bodies.why(bodies.document(req.env, optional=not needed).values, needed=needed)
         if name == CALLBACK:
             raise Problem(409, f"the endpoint {CALLBACK} is built in: it cannot be held", name="built-in")
-        if not bodies.NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise _unknown(name)
         try:
             changed = self._acting.hold(name, self._action, who=caller.name, why=why)
@@ -63,24 +65,6 @@ def shown(name: str, *, database: Database, queues: Queues) -> dict[str, Any]:
     except BrokerUnavailable:
         return held(now) | {"lane": None}
     return held(now) | {"lane": lane(now, states)}
-
-
-def _reason(values: Any, *, needed: bool) -> str | None:
-    errors = bodies.unknown(values, frozenset({"reason"}), "this action")
-    why = values.get("reason")
-    if why is None or why == "":
-        if needed:
-            errors.append(FieldError("reason", "is required: it is shown where somebody asks why nothing goes"))
-    else:
-        try:
-            bodies.reason(why if isinstance(why, str) else "\n")
-            if str(why)[0].isspace():
-                errors.append(FieldError("reason", "must say why, and not begin with a space"))
-        except ValueError as e:
-            errors.append(FieldError("reason", str(e)))
-    if errors:
-        raise problems.invalid(errors)
-    return why or None
 
 
 def _unknown(name: str) -> Problem:

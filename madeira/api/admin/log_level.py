@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import reasons
-from madeira.api import query, reading
+from madeira.api import query
 from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
@@ -17,8 +16,6 @@ from madeira.store import configuration
 from madeira.store.configuration import LOG_LEVEL_MAX_S
 from madeira.store.database import Database
 from madeira.strict_json import as_whole
-
-_MAX_BODY: Final = 4096
 
 
 class LogLevel:
@@ -40,7 +37,7 @@ class LogLevel:
         """Ask for a level; null gives each process its own again."""
         caller = self._auth.person(req.env, Role.ADMIN)
         query.none(req, in_body=("level", "for_s", "reason"))
-        given = bodies.parsed(reading.json_if_any(req.env, limit=_MAX_BODY) or b"{}").values
+        given = bodies.document(req.env, optional=True).values
         asked = bodies.checked(given, _CHECKS, "this request", required=_REQUIRED)
         level, for_s = asked["level"], asked.get("for_s")
         with self._database.connection() as connection:
@@ -67,12 +64,6 @@ def _for_s(given: Any) -> int | None:
     return seconds
 
 
-def _reason(given: Any) -> str:
-    if not isinstance(given, str):
-        raise ValueError("must be a text")  # noqa: TRY004  # all that is wrong is told in one way
-    return reasons.check_needed(given)
-
-
-_CHECKS: Final[Mapping[str, bodies.Check]] = {"level": _level, "for_s": _for_s, "reason": _reason}
+_CHECKS: Final[Mapping[str, bodies.Check]] = {"level": _level, "for_s": _for_s, "reason": bodies.needed_reason}
 
 _REQUIRED: Final = {"level": "is required; null gives each process its own again", "reason": "is required"}

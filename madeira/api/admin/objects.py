@@ -21,6 +21,7 @@ from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.broker.queues import DELIVER, Queues, delivery_key
 from madeira.errors import AlreadyThere, BrokerUnavailable, ConfigurationInvalid, FieldProblem, InUse, NotThere, Stale
+from madeira.ids import NAME
 from madeira.routing.fields import Kind
 from madeira.routing.manage import Configurator, Removed, Shown
 from madeira.states import Role
@@ -154,7 +155,7 @@ def known(kind: Kind, name: str) -> str:
     Raises:
         NotThere: nothing can be called so.
     """
-    if not bodies.NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise NotThere(f"there is no {kind} {name[:64]!a}")
     return name
 

@@ -12,6 +12,7 @@ from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.errors import AlreadyThere, NotThere
+from madeira.ids import NAME
 from madeira.states import Role
 from madeira.store import tokens as store
 from madeira.store.database import Database
@@ -63,7 +64,7 @@ class Token:
         """Revoke it; it holds for at most two seconds more."""
         caller = self._auth.person(req.env, Role.ADMIN)
         why = query.read(req, {"reason": bodies.reason}).get("reason")
-        if not store.NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise Problem(404, f"there is no token {name[:64]!a}", name="unknown-token")
         try:
             with self._database.connection() as connection:
@@ -77,7 +78,7 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
     """What `store.create` takes, from a body."""
     errors = bodies.unknown(values, _FIELDS, "a token")
     name, role, expires = values.get("name"), values.get("role"), values.get("expires_in")
-    if not isinstance(name, str) or not store.NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         errors.append(
             FieldError("name", "must be of 1 to 64 letters, digits, '.', '_' and '-', and begin with a letter or digit")
         )
@@ -88,7 +89,7 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
     why = values.get("reason")
     try:
         if why is not None:
-            bodies.reason(why if isinstance(why, str) else "\n")
+            bodies.reason(why)
     except ValueError as e:
         errors.append(FieldError("reason", str(e)))
     if errors:

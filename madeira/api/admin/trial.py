@@ -13,6 +13,7 @@ from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError, Problem
 from madeira.egress import Egress
 from madeira.errors import NotThere
+from madeira.ids import NAME
 from madeira.states import Role
 from madeira.strict_json import Document
 from madeira.trial import Trial, Trials
@@ -34,7 +35,7 @@ class TestCall:
         caller = self._auth.person(req.env, Role.OPERATOR)
         query.none(req, in_body=FIELDS)
         asked, why = self._asked(bodies.document(req.env, optional=True))
-        if not bodies.NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise Problem(404, f"there is no endpoint {name[:64]!a}", name="unknown-endpoint")
         role = caller.role or Role.VIEWER
         try:
@@ -56,7 +57,7 @@ class TestCall:
         why = document.values.get("reason")
         try:
             if why is not None:
-                bodies.reason(why if isinstance(why, str) else "\n")
+                bodies.reason(why)
         except ValueError as e:
             errors.append(FieldError("reason", str(e)))
         if errors:

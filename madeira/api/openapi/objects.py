@@ -52,6 +52,10 @@ _HEADERS: Final = {
 }
 
 
+#: A secret that something is signed with.
+_SECRET: Final = {"pattern": r"^[^\u0000]*$", "description": "A literal that is not kept yet has at least 8 characters."}
+
+
 def _written(kind: Kind) -> Schema:
     """An object as a client writes it."""
     found = _with_formats(schema(kind))
@@ -61,7 +65,7 @@ def _written(kind: Kind) -> Schema:
     if "routing_key" in properties:
         properties["routing_key"] |= {"pattern": PRINTABLE}
     if "secrets" in properties:
-        properties["secrets"] |= {"items": properties["secrets"]["items"] | {"pattern": r"^[^\u0000]*$"}}
+        properties["secrets"] |= {"items": properties["secrets"]["items"] | _SECRET}
     return found
 
 
@@ -133,8 +137,6 @@ def _merged(written: Schema) -> Schema:
 
 def _operations(kind: Kind) -> tuple[Operation, ...]:
     name, path = kind.capitalize(), f"/v1/{kind}s"
-    one = f"{path}/{{name}}"
-    removal = (in_query("unfinished", words("refuse", "cancel"), "What becomes of its unfinished deliveries."),)
     return (
         Operation(
             method="get",
@@ -160,6 +162,13 @@ def _operations(kind: Kind) -> tuple[Operation, ...]:
             problems=(409, 415, 422),
             audited=True,
         ),
+        *_operations_on_one(kind, name, f"{path}/{{name}}"),
+    )
+
+
+def _operations_on_one(kind: Kind, name: str, one: str) -> tuple[Operation, ...]:
+    removal = (in_query("unfinished", words("refuse", "cancel"), "What becomes of its unfinished deliveries."),)
+    return (
         Operation(
             method="get",
             path=one,
