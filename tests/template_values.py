@@ -30,7 +30,7 @@ def values(payload: str = PAYLOAD, parameters: str | None = PARAMETERS, **fields
         "created_at": datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
         **fields,
     }
-    return EventValues(RoutableEvent(seq=1, route_failures=0, payload=payload, parameters=parameters, **known))
+    return EventValues(RoutableEvent(seq=1, payload=payload, parameters=parameters, **known))
 
 
 VALUES = values()
