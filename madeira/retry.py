@@ -8,9 +8,9 @@ Only what the receiver did counts against ``max_attempts``. A 429 does not: who 
 
 import email.utils
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from madeira.records import Attempt, Decision, RetryPolicy
 from madeira.states import DeliveryStatus, ErrorCode, FailureClass, Outcome
@@ -109,6 +109,11 @@ def is_gone(attempt: Attempt) -> bool:
 def failure_class(error_code: str | None) -> FailureClass:
     """What kind of cause `error_code` stands for."""
     return _CLASSES.get(error_code or "", FailureClass.RECEIVER)
+
+
+def names_its_class(delivery: Mapping[str, Any]) -> bool:
+    """Whether the words of a delivery's last failure begin with its class, so that it need not be told beside them."""
+    return str(delivery["last_error"] or "").startswith(f"{delivery['failure_class']}:")
 
 
 def parse_retry_after(value: str, now: datetime) -> float | None:

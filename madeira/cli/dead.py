@@ -92,7 +92,7 @@ def _print_list(found: Iterable[Mapping[str, Any]], as_json: bool) -> None:
             one["endpoint"],
             one["error_code"] or one["failure_class"],
             str(one["attempt"]),
-            one["last_error"] or "",
+            _said(one),
         )
         for one in found
     )
@@ -112,7 +112,7 @@ def _print_groups(found: Groups, as_json: bool) -> None:
                 group["error_code"] or group["failure_class"] or "",
                 _time(group["first_died_at"]),
                 _time(group["last_died_at"]),
-                group["last_error"] or "",
+                _said(group),
             )
             for group in found.groups
         )
@@ -120,6 +120,11 @@ def _print_groups(found: Groups, as_json: bool) -> None:
             click.echo("no dead letters", err=True)
     if not found.complete:
         click.echo(f"counted are those among the latest {found.among} only; narrow it by a filter", err=True)
+
+
+def _said(one: Mapping[str, Any]) -> str:
+    """The last failure, without the code that stands in a column of its own."""
+    return str(one["last_error"] or "").removeprefix(f"{one['error_code']}: ")
 
 
 def _print_rows(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> bool:
@@ -158,7 +163,7 @@ def _show(db: Database, delivery: int, as_json: bool) -> None:
         "accepted": _time(found["accepted_at"]),
         "failed": f"first {_time(found['first_failed_at'])}, last {_time(found['last_failed_at'])}",
         "died": f"{_time(found['died_at'])} ({found['failure_class']})",
-        "error": f"{found['error_code'] or '-'}: {found['last_error'] or ''}",
+        "error": found["last_error"] or found["error_code"] or "-",
     }
     for name, value in facts.items():
         _line(name, value)

@@ -163,7 +163,12 @@ def _pooling(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
         return
     role = conn.info.user
     remedy = "; ".join(f'ALTER ROLE "{role}" SET {name} = {value}' for name, value in missing.items())
-    yield Finding("warning", "pooler", f"{text}. It drops the settings of a session, so give them to the role: {remedy}")
+    yield Finding(
+        "warning",
+        "pooler",
+        f"{text}. It drops the settings of a session, so give them to the role: {remedy}; "
+        "then have the pooler connect anew (of PgBouncer RECONNECT, or a restart)",
+    )
 
 
 def _configuration(rules: Rules, found: Snapshot) -> Iterator[Finding]:

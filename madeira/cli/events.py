@@ -17,6 +17,7 @@ from madeira.cli.acting import ask
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.listen import one_line
 from madeira.cli.listing import list_events
+from madeira.retry import names_its_class
 from madeira.settings import Settings
 from madeira.states import EventStatus
 from madeira.store import events as store
@@ -137,7 +138,7 @@ def _print_delivery(console: Console, delivery: Mapping[str, Any]) -> None:
         line.append(f"  waits: {waits}" if waits else f"  next attempt {_time(delivery['next_attempt_at'])}")
     if delivery["status"] == "delivering":
         line.append(f"  claimed until {_time(delivery['lease_until'])}")
-    if delivery["failure_class"]:
+    if delivery["failure_class"] and not names_its_class(delivery):
         line.append(f"  ({delivery['failure_class']})")
     if delivery["last_error"] and delivery["status"] != "succeeded":
         line.append(f"  {one_line(delivery['last_error'])}")

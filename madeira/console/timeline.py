@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from madeira.console import words
+from madeira.retry import names_its_class
 from madeira.states import Outcome
 
 #: Bytes of an answer that a step shows; the rest is in the JSON.
@@ -112,7 +113,8 @@ def _routed(found: Mapping[str, Any]) -> Step:
     for delivery in found["deliveries"]:
         by = f"by {words.joined(delivery['routes'])}" if delivery["routes"] else "by the callback address it came with"
         born_dead = delivery["status"] == "dead" and not delivery["attempt"]
-        end = f"; dead at once ({delivery['failure_class']}): {delivery['last_error']}" if born_dead else ""
+        its_class = "" if names_its_class(delivery) else f" ({delivery['failure_class']})"
+        end = f"; dead at once{its_class}: {delivery['last_error']}" if born_dead else ""
         lines.append(f"{delivery['endpoint']} {by}{end}")
     names = [delivery["endpoint"] for delivery in found["deliveries"]]
     many = words.joined(names) if len(names) <= 5 else words.plural(len(names), "endpoint")

@@ -57,6 +57,9 @@ _CREATE: Final = """
 #: Note one file as applied.
 _RECORD: Final = "INSERT INTO schema_migration (name) VALUES (%s)"
 
+#: How this role becomes the owner of this database.
+_OWNING: Final = "SELECT format('ALTER DATABASE %I OWNER TO %I', current_database(), current_user)"
+
 #: Whether an index is there and whole; no row when it is not there.
 _IS_WHOLE: Final = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
 
@@ -72,7 +75,8 @@ def migrate(url: str, *, folder: Path = FOLDER, lock_s: float = LOCK_S, patience
 
     Raises:
         StoreUnavailable: Postgres is away.
-        StoreError: the database is not in UTF-8; somebody else migrates, or holds a table, for longer than `patience_s`.
+        StoreError: the database is not in UTF-8; the role may not make tables in it; somebody else migrates, or holds a table,
+            for longer than `patience_s`.
     """
     try:
         with _connect(url) as holder:
@@ -86,6 +90,15 @@ def migrate(url: str, *, folder: Path = FOLDER, lock_s: float = LOCK_S, patience
             return names
     except psycopg.OperationalError as e:
         raise StoreUnavailable(f"Postgres is not available: {e}") from e
+    except psycopg.errors.InsufficientPrivilege as e:
+        raise StoreError(f"{e.diag.message_primary}: the role must own its database; {_remedy(url)}") from e
+
+
+def _remedy(url: str) -> str:
+    """What whoever administers the server types for a role that may not make tables."""
+    with _connect(url) as conn:
+        found = conn.execute(_OWNING).fetchone()
+    return str(found and found[0])
 
 
 def pending(url: str, *, folder: Path = FOLDER) -> list[str]:

@@ -28,7 +28,7 @@ def conn(database_url: str) -> Iterator[Connection]:
     with psycopg.connect(database_url, autocommit=True) as conn:
         died(conn, "one", "ledger", "http_503", "gave up: the receiver answered 503")
         died(conn, "two", "ledger", "http_503", "gave up: the receiver answered 503", event_type="order.sent")
-        died(conn, "three", "shop", "dns", "no such\thost\x1b[2J", source="other")
+        died(conn, "three", "shop", "dns", "dns: no such\thost\x1b[2J", source="other")
         yield conn
 
 
@@ -63,7 +63,7 @@ def test_groups_are_counted_with_the_same_filters(conn: Connection, environ: dic
     lines = [line.split("\t") for line in run(environ, "--groups").stdout.splitlines()]
     assert [(line[0], line[1], line[2]) for line in lines] == [("2", "ledger", "http_503"), ("1", "shop", "dns")]
     [group] = [json.loads(line) for line in run(environ, "--groups", "--source", "other", "--json").stdout.splitlines()]
-    assert (group["count"], group["endpoint"], group["last_error"]) == (1, "shop", "no such\thost\x1b[2J")
+    assert (group["count"], group["endpoint"], group["last_error"]) == (1, "shop", "dns: no such\thost\x1b[2J")
 
 
 def test_on_a_terminal_it_is_a_table(conn: Connection, environ: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madeira.records import Attempt, Decision, RetryPolicy
-from madeira.retry import MAX_RETRY_AFTER_S, decide, delay, failure_class, parse_retry_after
+from madeira.retry import MAX_RETRY_AFTER_S, decide, delay, failure_class, names_its_class, parse_retry_after
 from madeira.states import DeliveryStatus, ErrorCode, FailureClass, Outcome
 
 POLICY = RetryPolicy()
@@ -105,6 +105,16 @@ def test_a_permanent_failure_is_final_at_once():
     """With attempts and time to spare."""
     d = decided(attempt(Outcome.PERMANENT, "http_400"))
     assert (d.status, d.failure_class, d.counts) == (DeliveryStatus.DEAD, FailureClass.RECEIVER, True)
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "last_error", "says"),
+    [("template", "template: no field x", True), ("network", "dns: no such host", False), ("template", None, False)],
+    ids=["itself", "another word", "nothing"],
+)
+def test_a_class_that_begins_the_error_need_not_be_told_beside_it(failure_class, last_error, says):
+    """Whoever shows a dead letter says it once."""
+    assert names_its_class({"failure_class": failure_class, "last_error": last_error}) is says
 
 
 def test_429_counts_against_the_time_only():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import conninfo, sql
 
 from madeira.errors import StoreError, StoreUnavailable
 from madeira.store import schema
@@ -54,6 +55,22 @@ def test_a_database_that_cannot_keep_every_character_is_refused(postgres_url: st
     finally:
         with psycopg.connect(postgres_url, autocommit=True) as c:
             c.execute("DROP DATABASE madeira_latin1 WITH (FORCE)")
+
+
+def test_a_role_that_may_make_no_tables_is_told_what_the_administrator_has_to_type(empty_database_url: str) -> None:
+    """As after `createdb` by somebody else; since Postgres 15 a role makes tables in a database of its own only."""
+    with psycopg.connect(empty_database_url, autocommit=True) as admin:
+        admin.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        admin.execute("CREATE ROLE \"no owner\" LOGIN PASSWORD 'x'")
+        try:
+            as_other = conninfo.make_conninfo(empty_database_url, user="no owner", password="x")
+            with pytest.raises(StoreError, match="the role must own its database") as refused:
+                migrate(as_other)
+            admin.execute(str(refused.value).partition("; ")[2].encode())
+            assert migrate(as_other)
+        finally:
+            admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO CURRENT_USER").format(sql.Identifier(admin.info.dbname)))
+            admin.execute('DROP OWNED BY "no owner"; DROP ROLE "no owner"')
 
 
 def test_without_postgres_migrate_says_so() -> None:
