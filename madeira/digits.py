@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
+_LONG: Final = re.compile(r"-?[0-9]{19,}")
 _NUMBER: Final = re.compile(r"-?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?")
 
 _REMEDY: Final = "write it in the digits 0 to 9, with nothing around it"
@@ -19,6 +20,8 @@ def whole(text: str) -> int:
     Raises:
         ValueError: `text` is none; the message says how one is written.
     """
+    if _LONG.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is too large: a whole number has 18 digits at most")
     if not _WHOLE.fullmatch(text):
         raise ValueError(f"{text!r} is not a whole number; {_REMEDY}")
     return int(text)

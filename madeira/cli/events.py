@@ -49,7 +49,7 @@ def trace(identifier: str, as_json: bool) -> None:
         _add_places(values, conn, found)
         gone = retention.gone(conn, identifier)
     if not found and not gone:
-        raise click.ClickException(f"no event has the trace id or the event id {identifier}")
+        raise click.ClickException(f"no event has the trace id or the event id {identifier!r}")
     if as_json:
         print_json(found + gone)
         return
@@ -83,7 +83,7 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
     if not found and gone:
         raise click.ClickException(_gone(gone[0]))
     if not found:
-        raise click.ClickException(f"there is no event {event_id}{' of ' + source if source else ''}")
+        raise click.ClickException(f"there is no event {event_id!r}{f' of {source!r}' if source else ''}")
     if len(found) > 1:
         raise click.UsageError(
             f"several sources have an event {event_id}; give --source: {', '.join(e['source'] for e in found)}"

@@ -126,7 +126,7 @@ def revoke(conn: psycopg.Connection[Any], *, name: str, who: str, why: str | Non
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         ended = cursor.execute(_REVOKE, {"name": name}).fetchone()
         if ended is None:
-            raise NotThere(f"there is no token {name}, or it is revoked already")
+            raise NotThere(f"there is no token {name!r}, or it is revoked already")
         audit.record(conn, who, "revoke", f"token {name}", why, {"before": _noted(ended)})
     return ended
 

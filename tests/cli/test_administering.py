@@ -89,7 +89,7 @@ def test_a_token_is_made_listed_and_revoked(environ: dict[str, str]) -> None:
     assert text.split("_", 2)[2] not in table
     assert "there is a token ci already" in run(environ, "token", "create", "ci", "--role", "admin", fails=True).stderr
     run(environ, "token", "revoke", "ci", "--reason", "leaked")
-    assert "there is no token ci" in run(environ, "token", "revoke", "ci", fails=True).stderr
+    assert "there is no token 'ci'" in run(environ, "token", "revoke", "ci", fails=True).stderr
     who = f"cli {getpass.getuser()}"
     assert audit(environ) == [(who, "create", "token ci", "the nightly run"), (who, "revoke", "token ci", "leaked")]
 
