@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -166,3 +167,25 @@ def test_errors_of_drivers_are_one_line_without_a_password(error: Exception) -> 
     assert len(done.output.splitlines()) == 1
     assert "second line" in done.output
     assert "ss@" not in done.output
+
+
+#: Interrupts itself as soon as it is about to import what its first argument names; then it says that it goes on.
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+import madeira.cli
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+@pytest.mark.parametrize(("where", "ended"), [("madeira.cli.main", (-signal.SIGINT, "")), ("nowhere", (0, "True\n"))])
+def test_who_interrupts_a_command_that_just_begins_is_not_shown_where_it_was(where: str, ended: tuple[int, str]) -> None:
+    """And afterwards an interrupt is what the command makes of it."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, where], capture_output=True, text=True, timeout=60, check=False)
+    assert ((done.returncode, done.stdout), done.stderr) == (ended, "")
