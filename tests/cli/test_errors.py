@@ -179,6 +179,8 @@ class Finder:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
+# As Python has it, unless whoever started us ignores interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import madeira.cli
 print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
