@@ -300,7 +300,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
     assert "+ source two" in place.run("apply", "--dry-run", str(other))
     assert "two" not in place.run("export")
     assert json.loads(place.run("apply", "--json", str(other)))["added"] == ["source two"]
-    wait_until(lambda: place.accepts("e-1", "--source", "two", "--secret", "x"), 5, what="the acceptance by the new source")
+    wait_until(lambda: place.accepts("e-1", "--source", "two", "--secret", "a-secret"), 5, what="the acceptance by the new source")
     told = place.run(
         "apply", "-", "--prune", stdin="[[source]]\nname = 'two'\n[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\n", code=1
     )
@@ -313,7 +313,7 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
 
     up.process.send_signal(signal.SIGHUP)
     up.wait_for("SIGHUP: API and workers start their processes anew")
-    wait_until(lambda: place.accepts("e-2", "--source", "two", "--secret", "x"), 60, what="the acceptance after SIGHUP")
+    wait_until(lambda: place.accepts("e-2", "--source", "two", "--secret", "a-secret"), 60, what="the acceptance after SIGHUP")
     processes = [*place.sessions(), *place.servers()]
     assert up.end() == 0
     assert not [line for line in up.lines if "is started again" in line]
