@@ -72,3 +72,16 @@ def test_what_one_worker_is_told_counts_more_than_what_all_are_told() -> None:
     unit = (ROOT / "deploy/systemd/madeira-worker@.service").read_text()
     files = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("EnvironmentFile=")]
     assert files == ["/etc/madeira/madeira.env", "-/etc/madeira/worker-%i.env"]
+
+
+def test_a_first_try_of_the_migrations_that_fails_does_not_keep_the_rest_from_starting() -> None:
+    """As when the machine of Postgres comes up later: what `Requires=` a unit that fails is not started again when it succeeds."""
+    migrate = read(ROOT / "deploy/systemd/madeira-migrate.service")
+    assert migrate["Service"]["Restart"] == "on-failure"
+    for unit in UNITS:
+        if unit.name == "madeira-migrate.service":
+            continue
+        section = read(unit)["Unit"]
+        assert "madeira-migrate.service" in section["After"].split()
+        assert "madeira-migrate.service" in section["Wants"].split()
+        assert not {"Requires", "Requisite", "BindsTo"} & set(section)
