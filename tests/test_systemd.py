@@ -75,7 +75,7 @@ def test_what_one_worker_is_told_counts_more_than_what_all_are_told() -> None:
 
 
 def test_a_first_try_of_the_migrations_that_fails_does_not_keep_the_rest_from_starting() -> None:
-    """As when the machine of Postgres comes up later: what `Requires=` a unit that fails is not started again when it succeeds."""
+    """As when the machine of Postgres comes up later: what requires a unit that fails is not started when it succeeds."""
     migrate = read(ROOT / "deploy/systemd/madeira-migrate.service")
     assert migrate["Service"]["Restart"] == "on-failure"
     for unit in UNITS:
