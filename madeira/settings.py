@@ -436,10 +436,18 @@ def secret_reference(value: str, where: str, environ: Mapping[str, str] | None =
 def multiproc_dir(settings: Settings, family: str) -> Path:
     """The folder of the metrics files of one family of processes (``api``, ``worker``, ``scheduler``).
 
-    Puts it into the environment too, since prometheus-client looks there when it is first imported.
+    Puts it into the environment too, since prometheus-client looks there when it is first imported. Raises SettingsError when
+    it cannot be made, or nothing can be written there: the process would end at its first number.
     """
-    folder = Path(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or settings.data_dir / "metrics" / family)
-    folder.mkdir(parents=True, exist_ok=True)
+    given = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    folder = Path(given or settings.data_dir / "metrics" / family)
+    name = "PROMETHEUS_MULTIPROC_DIR" if given else "MADEIRA_DATA_DIR"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise SettingsError(f"{name}: the folder {folder} of the metrics files cannot be made: {e.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"{name}: this user may not write into {folder}, the folder of the metrics files")
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     return folder
 

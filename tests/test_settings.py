@@ -1,3 +1,4 @@
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -231,6 +232,31 @@ def test_no_secret_is_read_from_what_is_ours_or_the_database_s(name: str) -> Non
     with pytest.raises(SettingsError, match=f"here.*{name}.*another name") as e:
         settings.secret_reference(f"env:{name}", "here", {name: "guarded-value"})
     assert "guarded-value" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["MADEIRA_DATA_DIR", "PROMETHEUS_MULTIPROC_DIR"])
+def test_a_folder_that_cannot_be_made_stops_the_start_with_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a root filesystem that cannot be written; the setting that names it is told."""
+    (tmp_path / "file").touch()
+    wrong = tmp_path / "file" / "below"
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setenv(name, str(wrong))
+    with pytest.raises(SettingsError, match=rf"^{name}: .*{wrong}.*Not a directory$"):
+        settings.multiproc_dir(Settings(data_dir=wrong), "worker")
+
+
+@pytest.mark.parametrize("name", ["MADEIRA_DATA_DIR", "PROMETHEUS_MULTIPROC_DIR"])
+def test_a_folder_that_cannot_be_written_stops_the_start_with_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that another user made; prometheus-client would raise at the first number."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SettingsError, match=rf"^{name}: this user may not write into {tmp_path}"):
+        settings.multiproc_dir(Settings(data_dir=tmp_path), "worker")
 
 
 def test_a_child_gets_our_environment_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
