@@ -13,6 +13,10 @@ FILE = Path(__file__).parent / "dashboards" / "madeira.json"
 
 SOURCE = {"type": "prometheus", "uid": "madeira-prometheus"}
 
+#: 0 while Postgres answers: for a sum over series of which there are none while nothing is to be told, as of dead letters. When
+#: it does not answer there is no figure, rather than a good one.
+NONE = "0 * max(madeira:queue_oldest_age_seconds:max)"
+
 #: Columns of Grafana's grid.
 WIDTH = 24
 
@@ -63,7 +67,7 @@ ROWS = [
             Panel(
                 "Unfinished deliveries",
                 "Accepted, routed and not ended.",
-                {"": "sum(madeira:deliveries_waiting:max)"},
+                {"": f"sum(madeira:deliveries_waiting:max) or {NONE}"},
                 kind="stat",
                 width=5,
                 height=4,
@@ -71,7 +75,7 @@ ROWS = [
             Panel(
                 "Dead letters in all",
                 "Given up, waiting for a person.",
-                {"": "sum(madeira:dead_letters:max)"},
+                {"": f"sum(madeira:dead_letters:max) or {NONE}"},
                 kind="stat",
                 width=5,
                 height=4,
