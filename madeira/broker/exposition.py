@@ -5,6 +5,7 @@ that the worker processes write, so it answers for all of them, and also while o
 one process; a thread of it serves its page.
 """
 
+import errno
 import signal
 import threading
 from typing import NoReturn
@@ -30,6 +31,7 @@ def start(values: Settings, port: int) -> None:
     """Serve the page of this family of processes on `port`, from a thread; 0: serve none.
 
     Where the port is taken nothing is served: several workers on one machine write into one folder, and one page tells of all.
+    Where the address cannot be bound for another reason nobody serves it; the work goes on, and a warning says so.
     """
     if not port:
         return
@@ -38,7 +40,11 @@ def start(values: Settings, port: int) -> None:
     try:
         server = metrics_page.serve(values.host, port, token=values.metrics_token)
     except OSError as e:
-        log.get(__name__).info("metrics.not_served", port=port, reason=str(e), detail="another process serves the page")
+        logger = log.get(__name__)
+        if e.errno == errno.EADDRINUSE:
+            logger.info("metrics.not_served", port=port, reason=str(e), detail="another process serves the page")
+        else:
+            logger.warning("metrics.not_served", host=values.host, port=port, reason=str(e), detail="nobody serves the page")
         return
     threading.Thread(target=server.serve_forever, daemon=True, name="madeira-metrics").start()
 
