@@ -12,6 +12,7 @@ from madeira.errors import MadeiraError
 from madeira.settings import Settings
 from madeira.store import retention as store
 from madeira.store.database import Database
+from madeira.store.migrate import ahead
 from madeira.store.migrate import migrate as run_migrations
 
 
@@ -22,6 +23,8 @@ def migrate(as_json: bool) -> None:
     values = load()
     settings.require(values, "database_url")
     applied = run_migrations(values.database_url)
+    if why := ahead(values.database_url):
+        raise MadeiraError(why)
     if as_json:
         print_json({"applied": applied})
         return

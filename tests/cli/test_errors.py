@@ -135,6 +135,19 @@ def test_postgres_that_cannot_be_used_is_one_line_with_the_cause(
         assert "p4ss" not in told
 
 
+@pytest.mark.new_database
+def test_migrate_on_tables_that_a_later_version_has_shortened(environ: dict[str, str], database_url: str) -> None:
+    """There is nothing to apply, and yet no process of this version would work: a deployment must not go on."""
+    with psycopg.connect(database_url, autocommit=True) as c:
+        c.execute("INSERT INTO schema_migration (name) VALUES ('9998_more.sql')")
+    assert run(environ | {"MADEIRA_DATABASE_URL": database_url}, "migrate").stdout == b"the tables are up to date\n"
+    with psycopg.connect(database_url, autocommit=True) as c:
+        c.execute("INSERT INTO schema_migration (name) VALUES ('9999_fewer.after_9998.sql')")
+    done = run(environ | {"MADEIRA_DATABASE_URL": database_url}, "migrate", "--json")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"of a later version (9999_fewer.after_9998.sql)" in done.stderr
+
+
 @pytest.mark.long
 def test_an_error_leaves_the_output_of_json_empty(environ: dict[str, str], database_url: str) -> None:
     """Text on standard error, and an exit code; a program that reads the answer finds none."""
