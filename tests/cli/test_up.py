@@ -300,7 +300,9 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
     assert "+ source two" in place.run("apply", "--dry-run", str(other))
     assert "two" not in place.run("export")
     assert json.loads(place.run("apply", "--json", str(other)))["added"] == ["source two"]
-    wait_until(lambda: place.accepts("e-1", "--source", "two", "--secret", "a-secret"), 5, what="the acceptance by the new source")
+    wait_until(
+        lambda: place.accepts("e-1", "--source", "two", "--secret", "a-secret"), 5, what="the acceptance by the new source"
+    )
     told = place.run(
         "apply", "-", "--prune", stdin="[[source]]\nname = 'two'\n[[endpoint]]\nname = 'e'\nurl = 'ftp://h'\n", code=1
     )
