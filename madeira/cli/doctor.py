@@ -123,7 +123,7 @@ def _guarded(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findi
 
 def _postgres(values: Settings) -> Iterator[Finding]:
     if not values.database_url:
-        yield Finding("warning", "postgres", "MADEIRA_DATABASE_URL is not set and no `madeira up` runs here: nothing to look at")
+        yield Finding("error", "postgres", "MADEIRA_DATABASE_URL is not set and no `madeira up` runs here: set it, or start one")
         return
     with psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
         number = conn.info.server_version
@@ -232,7 +232,7 @@ def _show(conn: psycopg.Connection[Any], name: str) -> str:
 
 def _redis(values: Settings) -> Iterator[Finding]:
     if not values.redis_url:
-        yield Finding("warning", "redis", "MADEIRA_REDIS_URL is not set and no `madeira up` runs here: nothing to look at")
+        yield Finding("error", "redis", "MADEIRA_REDIS_URL is not set and no `madeira up` runs here: set it, or start one")
         return
     client = connect(values.redis_url, timeout_s=_TIMEOUT_S, connections=1)
     try:

@@ -106,7 +106,15 @@ def test_an_output_that_was_closed(environ: dict[str, str], closed: str) -> None
         timeout=60,
         check=False,
     )
-    assert (told.returncode, told.stderr) == (0, b"")
+    assert (told.returncode, told.stderr) == (1, b"")
+
+
+def test_doctor_says_no_where_there_is_nothing_to_look_at(environ: dict[str, str]) -> None:
+    """Whoever asks it whether a deployment is ready forgot its settings; each that is missing is named."""
+    done = run(environ, "doctor", "--json")
+    found = [one for one in json.loads(done.stdout) if one["level"] == "error"]
+    assert done.returncode == 1
+    assert [one["text"].split()[0] for one in found] == ["MADEIRA_DATABASE_URL", "MADEIRA_REDIS_URL"]
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1", "a..b"])
