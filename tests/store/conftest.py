@@ -1,7 +1,7 @@
 """Connections to a fresh database, and groups that share one."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -34,22 +34,27 @@ def several(database: Database) -> Iterator[list[psycopg.Connection[Any]]]:
         yield [stack.enter_context(database.connect()) for _ in range(4)]
 
 
-@pytest.fixture
-def own_database(database_url: str) -> Iterator[Database]:
-    """Connections whose sessions go by the name of the group under test; a statement may take 0.5 s."""
-    database = Database(url=database_url, application=APPLICATION, pool_max=1, statement_timeout_s=0.5)
+@contextmanager
+def opened(url: str, *, statement_timeout_s: float) -> Iterator[Database]:
+    """Connections whose sessions go by the name of the group under test."""
+    database = Database(url=url, application=APPLICATION, pool_max=1, statement_timeout_s=statement_timeout_s)
     database.open()
     yield database
     database.close()
+
+
+@pytest.fixture
+def own_database(database_url: str) -> Iterator[Database]:
+    """Connections whose sessions go by the name of the group under test; a statement may take 0.5 s."""
+    with opened(database_url, statement_timeout_s=0.5) as database:
+        yield database
 
 
 @pytest.fixture
 def patient_database(database_url: str) -> Iterator[Database]:
     """The same, but a statement may take as long as a test does."""
-    database = Database(url=database_url, application=APPLICATION, pool_max=1, statement_timeout_s=100)
-    database.open()
-    yield database
-    database.close()
+    with opened(database_url, statement_timeout_s=100) as database:
+        yield database
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from madeira.store.schema import NO_TABLES
 from tests.servers import OwnPostgres
 from tests.store.making import new_event
 from tests.store.waiting import at_once, good, terminate
+from tests.system.harness import wait_until
 
 #: Seconds within which a caller must learn that Postgres is away.
 LIMIT_S = 2.5
@@ -370,7 +371,9 @@ def test_a_session_that_was_ended_since_we_were_slow_is_a_store_that_is_away(dat
         with slow.connection() as conn:
             # As our settings have it; behind a pooler they are the role's.
             conn.execute("SET LOCAL idle_in_transaction_session_timeout = 100")
-            time.sleep(0.4)
+            ended = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+            with psycopg.connect(database_url, autocommit=True) as other:
+                wait_until(lambda: other.execute(ended, [conn.info.backend_pid]).fetchone() == (True,), what="the session's end")
             conn.execute("SELECT 1")
 
     slow.open()
