@@ -348,12 +348,12 @@ RATIOS = (
 def report(bench: Bench, rounds: int, only: Sequence[str]) -> None:
     """Run the stages in turn and print what came of it."""
     rates: dict[str, list[float]] = {name: [] for name in STAGES if name in only}
-    cpu: dict[str, dict[str, float]] = {}
+    cpu: dict[str, list[dict[str, float]]] = {name: [] for name in rates}
     for _ in range(rounds):
         for name in rates:
             rate, spent = bench.stage(name)
             rates[name].append(rate)
-            cpu[name] = spent or cpu.get(name, {})
+            cpu[name].append(spent)
     print(f"{bench.events:,} events, {bench.processes} processes x {bench.threads} threads, median of {rounds}\n")
     for name, values in rates.items():
         show(STAGES[name], values)
@@ -362,9 +362,9 @@ def report(bench: Bench, rounds: int, only: Sequence[str]) -> None:
             pairs = [a / b for a, b in zip(rates[over], rates[under], strict=True)]
             print(f"{what:<52}{statistics.median(pairs):>10.2f}  ({min(pairs):.2f} to {max(pairs):.2f})")
     for name, spent in cpu.items():
-        if spent:
-            shares = ", ".join(f"{process} {ms:.2f}" for process, ms in spent.items())
-            print(f"CPU per event, {STAGES[name][4:]}: {sum(spent.values()):.2f} ms ({shares})")
+        median = {process: statistics.median(each[process] for each in spent) for process in spent[0]}
+        shares = ", ".join(f"{process} {ms:.2f}" for process, ms in median.items())
+        print(f"CPU per event, {STAGES[name][4:]}: {sum(median.values()):.2f} ms ({shares})")
     if "idle" in only:
         p50, p95 = bench.idle_latency()
         print(f"{'(f) idle, POST to the receiver, p50 / p95':<52}{p50:>10.1f} ms / {p95:.1f} ms")

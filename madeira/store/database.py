@@ -225,14 +225,20 @@ class Database:
         with self._mapped(), self._pool.connection(timeout=self._connect_timeout_s) as conn:
             yield conn
 
-    def connect(self) -> BoundedConnection:
+    def connect(self, *, one_plan: bool = False) -> BoundedConnection:
         """A dedicated connection in autocommit mode; the caller closes it.
+
+        `one_plan`: each statement is planned once for all lengths of its arrays. Left to itself Postgres may find that groups
+        of five are cheaper to look up than the ten that it takes for granted, and plan anew for each: longer than it works.
 
         Raises:
             StoreUnavailable: Postgres is away.
         """
+        kwargs = self._kwargs
+        if one_plan:
+            kwargs = kwargs | {"options": f"-c plan_cache_mode=force_generic_plan {kwargs['options']}"}
         with self._mapped():
-            return BoundedConnection.connect(self._url, autocommit=True, **self._kwargs)
+            return BoundedConnection.connect(self._url, autocommit=True, **kwargs)
 
     def trouble(self, timeout_s: float = 1.0) -> str | None:
         """Why Postgres cannot be used; None when it answers, takes writes and has our tables, none missing.

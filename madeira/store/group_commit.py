@@ -238,7 +238,7 @@ class GroupCommit(Generic[In, Out]):
             self._disconnect()
         if self._conn is None:
             try:
-                self._conn = self._database.connect()
+                self._conn = self._database.connect(one_plan=True)
             except StoreUnavailable as e:
                 raise _Lost(str(e)) from e
         return self._conn

@@ -23,7 +23,7 @@ def database(database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
     """A connection as group commit uses it: in autocommit mode."""
-    with database.connect() as conn:
+    with database.connect(one_plan=True) as conn:
         yield conn
 
 

@@ -152,6 +152,17 @@ def test_what_concerns_one_event_or_one_page_reads_a_few_rows_whatever_the_backl
         assert {step: rows for step, rows in read.items() if rows > MOST} == {}
 
 
+@pytest.mark.direct
+def test_groups_of_all_sizes_are_settled_by_one_plan(conn: "psycopg.Connection[Any]") -> None:
+    """Left to Postgres, groups smaller than it takes for granted are planned one by one."""
+    for size in (1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3):
+        held = [making.claimed(conn, making.routed(conn)[0]) for _ in range(size)]
+        deliveries.settle(conn, [making.verdict(claim) for claim in held])
+    kept = conn.execute("SELECT statement ~ 'WITH verdict', generic_plans, custom_plans FROM pg_prepared_statements").fetchall()
+    assert sum(custom for _, _, custom in kept) == 0
+    assert [generic for is_settle, generic, _ in kept if is_settle] == [7]
+
+
 #: What walks all that is unrouted until the tables are analysed; see docs/decisions.md.
 IN_ORDER_OF_ALL = {"claim in order"}
 
