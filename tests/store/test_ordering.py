@@ -350,14 +350,3 @@ def test_claims_of_what_has_no_key_write_no_index(conn: Connection) -> None:
             claimed(conn, ref)
         row = conn.execute("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relname = 'delivery'").fetchone()
     assert row == (3, 3)
-
-
-@pytest.mark.direct
-@pytest.mark.new_database
-def test_no_claim_is_planned_anew(conn: Connection) -> None:
-    """What the order might cost must not look so dear that Postgres plans each claim by itself."""
-    for key in (None, "k"):
-        for _ in range(20):
-            succeeded(conn, born(conn, key))
-    plans = conn.execute("SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE '%WITH asked AS%'").fetchall()
-    assert plans == [(5,)]
