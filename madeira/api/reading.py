@@ -162,7 +162,7 @@ class _Watch:
                 idle = 0 if self._reads else idle + 1
                 if idle > _IDLE_LOOKS:
                     self._sleeps = True
-                    self._some.wait_for(lambda: self._reads)
+                    self._some.wait()
                     self._sleeps = False
                     idle = 0
                 now = time.monotonic()
