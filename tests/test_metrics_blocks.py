@@ -6,8 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from madeira import metrics_blocks, settings
 from madeira.metrics_blocks import STEP, Numbers, Reserved
 from madeira.metrics_files import families
 from madeira.settings import Settings
+from tests.disks import mounted
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,14 +28,7 @@ Disk = Callable[[str], Path]
 LOG = "from madeira import log, settings; log.configure(settings.Settings(log_format='json'), 'test')\n"
 
 #: Fills the disk of the folder to its last byte.
-FILL = """
-import contextlib, os
-from pathlib import Path
-folder = Path(os.environ['PROMETHEUS_MULTIPROC_DIR'])
-with contextlib.suppress(OSError), (folder / 'filling').open('wb', buffering=0) as f:
-    while f.write(bytes(1024)):
-        pass
-"""
+FILL = "from tests.disks import fill; folder = settings.metrics_folder(); fill(folder)\n"
 
 #: Counts what is known already, then so much that is new that every file must grow.
 COUNT = """
@@ -65,19 +59,8 @@ def run(folder: Path, code: str) -> tuple[str, list[dict[str, str]]]:
 @pytest.fixture
 def disk() -> Iterator[Disk]:
     """Mounts a small file system of its own, with options."""
-    if os.geteuid():
-        pytest.skip("only root may mount a file system")
-    mounted: list[Path] = []
-
-    def mount(options: str) -> Path:
-        mounted.append(Path(tempfile.mkdtemp(prefix="madeira-")))
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "madeira-test", mounted[-1]], check=True)
-        return mounted[-1]
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", folder], check=True)
-        folder.rmdir()
+    with ExitStack() as stack:
+        yield lambda options: stack.enter_context(mounted(options))
 
 
 def told_once(lines: list[dict[str, str]], folder: Path, code: int) -> None:
@@ -117,6 +100,7 @@ def test_sums_that_find_no_room_are_made_when_there_is_some(disk: Disk) -> None:
     """Until then the files of the dead stay, and what they hold is told; nothing half made takes room besides."""
     folder = disk("size=256k")
     dead = (
+        "import contextlib; from tests.disks import fill; folder = settings.metrics_folder()\n"
         "from madeira.metrics_blocks import Reserved\n"
         "from madeira.metrics_files import families\n"
         "def show(): print([(s.labels, s.value) for f in families(folder) for s in f.samples], "
@@ -125,8 +109,7 @@ def test_sums_that_find_no_room_are_made_when_there_is_some(disk: Disk) -> None:
         "    with contextlib.closing(Reserved(str(folder / f'counter_{pid}.db'))) as numbers:\n"
         f"        numbers.write_value({key('a')!r}, 2.0, 0.0)\n"
     )
-    head, tail = FILL.split("with ", 1)
-    printed, lines = run(folder, f"{head}{dead}with {tail}show()\n(folder / 'filling').unlink()\nshow()")
+    printed, lines = run(folder, f"{dead}filling = fill(folder)\nshow()\nfilling.unlink()\nshow()")
     assert printed.splitlines() == [
         "[({'endpoint': 'a'}, 4.0)] ['counter_5999998.db', 'counter_5999999.db']",
         "[({'endpoint': 'a'}, 4.0)] ['counter_0.db']",
