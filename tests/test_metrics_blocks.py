@@ -131,7 +131,8 @@ def test_a_disk_where_no_folder_can_be_made_stops_no_start(
 ) -> None:
     """It may have become so since the last one: full, or, after an error, for reading only."""
     folder = disk(options)
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    # What `multiproc_dir` sets is taken back only if it was something before.
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
     monkeypatch.setenv(name, str(folder))
     made = settings.multiproc_dir(Settings(data_dir=folder), "worker")
     _, lines = run(made, "from madeira import metrics; metrics.DEAD_LETTERS.labels('known', 'receiver').inc()")
