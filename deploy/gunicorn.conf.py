@@ -9,14 +9,19 @@ import gc
 import sys
 from pathlib import Path
 
+from madeira import log as _log
 from madeira import settings as _settings
 from madeira.errors import SettingsError
 
 try:
     # At a reload the settings are there: the environment of a process does not change.
-    _s = sys.modules["madeira.api"].app.settings if "madeira.api" in sys.modules else _settings.load()
+    _is_reload = "madeira.api" in sys.modules
+    _s = sys.modules["madeira.api"].app.settings if _is_reload else _settings.load()
     # Before anything imports prometheus-client, as the next line does.
     _metrics_folder = _settings.multiproc_dir(_s, "api")
+    if not _is_reload:
+        # Already what is imported next may have something to say: that there is no room for its numbers.
+        _log.configure(_s, "api")
     from madeira.api import app as _app
 
     _app.prepare()

@@ -19,13 +19,17 @@ try:
     _values = _settings.load()
     _settings.multiproc_dir(_values, _FAMILY)
 
-    import dramatiq
+    from madeira import log
 
-    from madeira import log, spans
-    from madeira.broker import build, exposition
-
+    # Already what is imported next may have something to say: that there is no room for its numbers.
     log.configure(_values, _FAMILY)
     log.catch()
+
+    import dramatiq
+
+    from madeira import spans
+    from madeira.broker import build, exposition
+
     if _FAMILY == "worker":
         spans.load(_values)
     broker = build(_values)

@@ -25,6 +25,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 
+from madeira import metrics_blocks
 from madeira.log import get
 from madeira.metrics_files import NAMED, Names, families
 from madeira.settings import metrics_folder
@@ -70,6 +71,7 @@ UNKNOWN: Final = "unknown"
 
 log = get(__name__)
 
+metrics_blocks.install()
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 INGRESS_REQUESTS = Counter("madeira_ingress_requests", "Requests to the intake, by how they ended.", ["source", "outcome"])

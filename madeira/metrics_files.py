@@ -13,7 +13,7 @@ import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from operator import add
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from prometheus_client import Metric, multiprocess
 from prometheus_client.mmap_dict import MmapedDict
 
 from madeira.log import get
+from madeira.metrics_blocks import Reserved
 
 #: Different values that a label of `NAMED` may have on one page; 2,000 endpoints make some 100,000 series.
 NAMES_MAX: Final = 2000
@@ -66,9 +67,15 @@ def families(folder: Path) -> list[Metric]:
 
 
 def clear(folder: Path) -> None:
-    """Forget the numbers of earlier processes; only while none of the family runs."""
-    for file in folder.glob("*.db*"):
-        file.unlink(missing_ok=True)
+    """Forget the numbers of earlier processes; only while none of the family runs.
+
+    Raises nothing: where they cannot be removed they are told on, and the log says so.
+    """
+    try:
+        for file in folder.glob("*.db*"):
+            file.unlink(missing_ok=True)
+    except OSError as e:
+        log.warning("metrics.folder_unusable", folder=str(folder), error=str(e))
 
 
 class Names:
@@ -194,7 +201,12 @@ def _fold(folder: Path, kind: str, files: list[Path]) -> None:
             total[few] = _FOLDED[kind](total.get(few, 0.0), value)
     pids = "-".join(file.stem.rpartition("_")[2] for file in found)
     new = folder / f"{sums.name}.{pids}"
-    _write(new, total)
+    try:
+        _write(new, total)
+    except OSError:
+        # No room beside the old sums: half of the new ones only take what there is.
+        new.unlink(missing_ok=True)
+        raise
     for file in found:
         file.unlink(missing_ok=True)
     new.replace(sums)
@@ -241,7 +253,6 @@ def _numbers_of(file: Path) -> dict[str, float] | None:
 
 def _write(file: Path, numbers: Mapping[str, float]) -> None:
     file.unlink(missing_ok=True)
-    new = MmapedDict(str(file))  # type: ignore[no-untyped-call]
-    for key, value in numbers.items():
-        new.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
-    new.close()  # type: ignore[no-untyped-call]
+    with closing(Reserved(str(file))) as new:
+        for key, value in numbers.items():
+            new.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ reference in ``docs/configuration.md`` is made from it.
 """
 
 import difflib
+import errno
 import ipaddress
 import math
 import os
@@ -43,6 +44,9 @@ _NEAR: Final = 0.7
 #: Variables that a secret of a configuration may not be read from: Madeira's own, and those of Postgres' clients: else who
 #: may write a configuration would have them sent to a receiver of his choice.
 _GUARDED: Final = (PREFIX, "PG")
+
+#: What a disk may come to between two starts without anybody having changed a setting.
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -437,7 +441,8 @@ def multiproc_dir(settings: Settings, family: str) -> Path:
     """The folder of the metrics files of one family of processes (``api``, ``worker``, ``scheduler``).
 
     Puts it into the environment too, since prometheus-client looks there when it is first imported. Raises SettingsError when
-    it cannot be made, or nothing can be written there: the process would end at its first number.
+    another folder must be named, or this one given to this user. A disk that is full or can only be read is none of that: it may
+    have become so since the last start, and numbers are kept in memory then (`madeira.metrics_blocks`).
     """
     given = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     folder = Path(given or settings.data_dir / "metrics" / family)
@@ -445,8 +450,9 @@ def multiproc_dir(settings: Settings, family: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise SettingsError(f"{name}: the folder {folder} of the metrics files cannot be made: {e.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
+        if e.errno not in _DISK:
+            raise SettingsError(f"{name}: the folder {folder} of the metrics files cannot be made: {e.strerror}") from None
+    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY:
         raise SettingsError(f"{name}: this user may not write into {folder}, the folder of the metrics files")
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     return folder

@@ -1,6 +1,5 @@
 """The numbers of several processes on one page: each test runs processes of its own, since a process has one registry."""
 
-import json
 import os
 import re
 import subprocess
@@ -84,8 +83,8 @@ def test_the_page_is_served(run: Run) -> None:
     """A process that is no web server shows its numbers at /metrics, and nothing else."""
     run(COUNT)
     code = (
-        "import threading, urllib.error, urllib.request; from madeira import metrics_page\n"
-        "server = metrics_page.serve('127.0.0.1', 0)\n"
+        "import threading, urllib.error, urllib.request; from madeira import metrics_page, settings\n"
+        "server = metrics_page.serve('127.0.0.1', 0, folder=settings.metrics_folder())\n"
         "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
         "url = f'http://127.0.0.1:{server.server_port}'\n"
         "answer = urllib.request.urlopen(url + '/metrics')\n"
@@ -98,21 +97,3 @@ def test_the_page_is_served(run: Run) -> None:
     assert told.startswith("text/plain")
     assert "madeira_dead_letters_total{" in told
     assert "other 404" in told
-
-
-@pytest.mark.parametrize(
-    ("host", "level", "detail"),
-    [("127.0.0.1", "info", "another process serves the page"), ("192.0.2.1", "warning", "nobody serves the page")],
-)
-def test_a_page_that_cannot_be_served_is_told_as_loudly_as_it_is_missed(run: Run, host: str, level: str, detail: str) -> None:
-    """A port that is taken is one that another worker of this machine serves; an address that is not ours is a mistake."""
-    told = run(
-        "import json, socket; from structlog.testing import capture_logs; from madeira.broker import exposition\n"
-        "from madeira.settings import Settings\n"
-        "taken = socket.socket(); taken.bind(('127.0.0.1', 0)); taken.listen()\n"
-        "with capture_logs() as lines:\n"
-        f"    exposition.start(Settings(host={host!r}), taken.getsockname()[1])\n"
-        "print(json.dumps(lines))"
-    )
-    [line] = json.loads(told)
-    assert (line["event"], line["log_level"], line["detail"]) == ("metrics.not_served", level, detail)

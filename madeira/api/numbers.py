@@ -52,6 +52,10 @@ class Numbers:
         resp.content_type = metrics.CONTENT_TYPE
         resp.data = metrics.page(*self._from_redis(), *self._from_postgres(), *self._of_lanes(), *self._of_replica())
 
+    def on_head(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The same without the page, which falcon leaves out."""
+        self.on_get(req, resp)
+
     def _from_redis(self) -> list[Metric]:
         try:
             return self._of_queues()

@@ -104,6 +104,16 @@ def test_with_a_token_only_whoever_has_it_sees_the_page(client: Client, given: s
         assert reply.headers["content-type"] == "application/problem+json"
 
 
+def test_head_gets_the_headers_of_get(client: Client) -> None:
+    """Whether it may see the page or not; the length may differ, since numbers go on."""
+    asked = client("right")
+    for headers in ({}, {"Authorization": "Bearer right"}):
+        got, told = (asked.simulate_request(method, "/metrics", headers=headers) for method in ("GET", "HEAD"))
+        assert (told.status_code, [*told.headers], told.content) == (got.status_code, [*got.headers], b"")
+        assert int(got.headers["content-length"]) == len(got.content) > 0
+        assert int(told.headers["content-length"]) > 0
+
+
 @pytest.mark.parametrize(
     ("given", "seen"), [("", False), ("Bearer wrong", False), ("Bearer rïght", False), ("Bearer right", True)]
 )
