@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import redis
 from falcon import testing
+from structlog.testing import capture_logs
 
 from madeira import metrics_page
 from madeira.api import numbers, problems
@@ -91,8 +92,13 @@ def test_the_state_of_the_whole_is_told(client: Client, database_url: str, redis
 def test_a_store_that_is_away_is_named_and_what_only_it_knows_is_left_out(client: Client, away: str) -> None:
     """What the other one knows stands there as ever."""
     nobody = {"postgres": "postgresql", "redis": "redis"}[away] + f"://127.0.0.1:{free_port()}/0"
-    page = client(**{away: nobody}).simulate_get("/metrics")
+    with capture_logs() as lines:
+        page = client(**{away: nobody}).simulate_get("/metrics")
     assert page.status_code == 200
+    # It is asked once: whoever waits for it at each figure comes too late for Prometheus.
+    assert [(line["event"], line["part"]) for line in lines if line["event"].startswith("metrics.")] == [
+        ("metrics.numbers_missing", away)
+    ]
     assert told(page.text, "store_up") == {"postgres": away != "postgres", "redis": away != "redis"}
     assert lacks(page.text) == FIGURES[away] | FIGURES["both"]
 
