@@ -147,6 +147,10 @@ WORKERS = Snapshot("workers", "Worker processes that have given a sign of life l
 RECONCILE_LAST_SUCCESS = Snapshot(
     "reconcile_last_success_timestamp_seconds", "When reconcile last came to its end, by the clock of Postgres.", ()
 )
+STORE_UP = Snapshot("store_up", "Whether this API can use a store (1), which is postgres or redis, or not (0).", ("store",))
+NUMBERS_MISSING = Snapshot(
+    "numbers_missing", "Whether this page lacks (1) a metric that it asks a store for, since that failed.", ("metric",)
+)
 REPLICA_LAG = Snapshot("replica_lag_seconds", "Age of what the replica of Postgres is known to show, at most.", ())
 REPLICA_USED = Snapshot("replica_used", "Whether lists are read on the replica (1), or on the primary in its stead (0).", ())
 

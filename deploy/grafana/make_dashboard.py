@@ -52,6 +52,15 @@ ROWS = [
         "At a glance",
         [
             Panel(
+                "Stores away",
+                "1: an API cannot use it.",
+                {"{{store}}": "1 - madeira:store_up:min"},
+                kind="stat",
+                width=4,
+                height=4,
+                limits=(0.5, 1),
+            ),
+            Panel(
                 "Workers", "Processes with a sign of life lately.", {"": "madeira:workers:max"}, kind="stat", width=4, height=4
             ),
             Panel(
@@ -60,7 +69,7 @@ ROWS = [
                 {"": "max(madeira:queue_oldest_age_seconds:max)"},
                 "s",
                 kind="stat",
-                width=5,
+                width=4,
                 height=4,
                 limits=(60, 300),
             ),
@@ -69,7 +78,7 @@ ROWS = [
                 "Accepted, routed and not ended.",
                 {"": f"sum(madeira:deliveries_waiting:max) or {NONE}"},
                 kind="stat",
-                width=5,
+                width=4,
                 height=4,
             ),
             Panel(
@@ -77,7 +86,7 @@ ROWS = [
                 "Given up, waiting for a person.",
                 {"": f"sum(madeira:dead_letters:max) or {NONE}"},
                 kind="stat",
-                width=5,
+                width=4,
                 height=4,
                 limits=(1, 100),
             ),
@@ -87,7 +96,7 @@ ROWS = [
                 {"": "madeira:reconcile_age_seconds"},
                 "s",
                 kind="stat",
-                width=5,
+                width=4,
                 height=4,
                 limits=(150, 300),
             ),

@@ -241,6 +241,8 @@ class Application:
         pools = PoolWatch(database=database, queues=queues)
         pools.start()
         self._parts.callback(pools.stop)
+        # Without Postgres there are no rules yet, and posts are counted as nobody's.
+        metrics.expect_sources(())
         rules = self._follow(database, s)
         tokens = KnownTokens(database=database)
         self._parts.callback(tokens.stop)

@@ -6,6 +6,7 @@ is scraped when everything else is gone. Each API tells the same of the whole, s
 """
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import falcon
@@ -50,38 +51,52 @@ class Numbers:
         if not metrics_page.is_allowed(req.get_header("Authorization", default=""), self._token):
             raise Problem(401, "the numbers want the bearer token of MADEIRA_METRICS_TOKEN")
         resp.content_type = metrics.CONTENT_TYPE
-        resp.data = metrics.page(*self._from_redis(), *self._from_postgres(), *self._of_lanes(), *self._of_replica())
+        resp.data = metrics.page(*self._of_the_whole(), *self._of_replica())
 
     def on_head(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The same without the page, which falcon leaves out."""
         self.on_get(req, resp)
 
-    def _from_redis(self) -> list[Metric]:
-        try:
-            return self._of_queues()
-        except Exception as e:  # noqa: BLE001  # whatever it is, the rest of the page counts
-            _log.warning("metrics.redis_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
-            return []
+    def _of_the_whole(self) -> list[Metric]:
+        """Whether the stores are there, what they tell, and what they were asked for in vain: alerts go by all three."""
+        away = {"postgres": _trouble(self._database.trouble), "redis": _trouble(self._silence)}
+        told: dict[str, Metric] = {}
+        for part, stores, make in (
+            ("redis", ("redis",), self._of_queues),
+            ("redis", ("redis",), self._of_workers),
+            ("postgres", ("postgres",), self._from_postgres),
+            ("lanes", ("postgres", "redis"), self._of_lanes),
+        ):
+            # Whoever waits for a store that is away, once for each part, comes too late for Prometheus.
+            if not any(away[store] for store in stores):
+                told |= _tried(part, make)
+        for store in away:
+            if away[store]:
+                _log.warning("metrics.numbers_missing", part=store, reason=away[store])
+        return [
+            metrics.STORE_UP.of({(store,): float(not trouble) for store, trouble in away.items()}),
+            metrics.NUMBERS_MISSING.of({(g.name.removeprefix("madeira_"),): float(g.name not in told) for g in _ASKED}),
+            *told.values(),
+        ]
 
-    def _of_queues(self) -> list[Metric]:
+    def _silence(self) -> str | None:
+        return None if self._queues.ping() else "Redis does not answer"
+
+    def _of_queues(self) -> Iterator[Metric]:
         queues = (*KEYED, *ORDINARY)
         sizes = self._queues.sizes(queues)
         states = ("ready", "delayed", "held")
-        return [
-            metrics.QUEUE_MESSAGES.of({(q, state): getattr(size, state) for q, size in sizes.items() for state in states}),
-            metrics.DRAMATIQ_DEAD_MESSAGES.of({(q,): size.rejected for q, size in sizes.items()}),
-            metrics.WORKERS.of({(): self._queues.alive(self._silence_s)}),
-        ]
+        yield metrics.QUEUE_MESSAGES.of({(q, state): getattr(size, state) for q, size in sizes.items() for state in states})
+        yield metrics.DRAMATIQ_DEAD_MESSAGES.of({(q,): size.rejected for q, size in sizes.items()})
 
-    def _from_postgres(self) -> list[Metric]:
-        families: list[Metric] = []
-        try:
-            with self._database.connection() as connection:
-                for gauge, count in _GAUGES:
-                    families += _counted(connection, gauge, count)
-        except Exception as e:  # noqa: BLE001  # as above
-            _log.warning("metrics.postgres_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
-        return families
+    def _of_workers(self) -> Iterator[Metric]:
+        """By itself: a key of a queue that somebody has spoilt shall not hide that no worker lives."""
+        yield metrics.WORKERS.of({(): self._queues.alive(self._silence_s)})
+
+    def _from_postgres(self) -> Iterator[Metric]:
+        with self._database.connection() as connection:
+            for gauge, count in _GAUGES:
+                yield from _counted(connection, gauge, count)
 
     def _of_replica(self) -> list[Metric]:
         """How the replica is, as this process found it; nothing where none is named."""
@@ -90,13 +105,9 @@ class Numbers:
             return []
         return [metrics.REPLICA_LAG.of({(): lag_s}), metrics.REPLICA_USED.of({(): float(self._lists.uses_replica)})]
 
-    def _of_lanes(self) -> list[Metric]:
+    def _of_lanes(self) -> Iterator[Metric]:
         """How many lanes of each endpoint are in which state; an endpoint without anything waiting has one."""
-        try:
-            return [metrics.LANE_STATE.of(self._lanes())]
-        except Exception as e:  # noqa: BLE001  # as above
-            _log.warning("metrics.lanes_missing", reason=str(e), exc_info=not isinstance(e, _AWAY))
-            return []
+        yield metrics.LANE_STATE.of(self._lanes())
 
     def _lanes(self) -> dict[tuple[str, ...], float]:
         with self._database.connection() as connection:
@@ -136,14 +147,32 @@ class PoolWatch:
             self._stopped.wait(_PERIOD_S)
 
 
-def _counted(connection: psycopg.Connection[Any], gauge: metrics.Snapshot, count: gauges.Count) -> list[Metric]:
+def _trouble(ask: Callable[[], str | None]) -> str | None:
+    """Why a store cannot be used, whatever it is; None when it can."""
+    try:
+        return ask()
+    except Exception as e:  # noqa: BLE001  # the page counts
+        return f"{type(e).__name__}: {e}"
+
+
+def _tried(part: str, make: Callable[[], Iterable[Metric]]) -> dict[str, Metric]:
+    """The metrics of a part of the page, by name; what came before it failed when it does, for the rest of the page counts."""
+    told: dict[str, Metric] = {}
+    try:
+        for family in make():
+            told[family.name] = family
+    except Exception as e:  # noqa: BLE001  # whatever it is, as above
+        _log.warning("metrics.numbers_missing", part=part, reason=str(e), exc_info=not isinstance(e, _AWAY))
+    return told
+
+
+def _counted(connection: psycopg.Connection[Any], gauge: metrics.Snapshot, count: gauges.Count) -> Iterator[Metric]:
     """One gauge; nothing when its statement takes too long, which says nothing about the others."""
     try:
-        return [gauge.of(count(connection))]
+        yield gauge.of(count(connection))
     except psycopg.errors.QueryCanceled as e:
         connection.rollback()
-        _log.warning("metrics.postgres_missing", reason=str(e).strip(), metric=gauge.name)
-        return []
+        _log.warning("metrics.numbers_missing", part="postgres", reason=str(e).strip(), metric=gauge.name)
 
 
 _GAUGES: Final[tuple[tuple[metrics.Snapshot, gauges.Count], ...]] = (
@@ -151,4 +180,13 @@ _GAUGES: Final[tuple[tuple[metrics.Snapshot, gauges.Count], ...]] = (
     (metrics.RECONCILE_LAST_SUCCESS, gauges.last_reconcile),
     (metrics.DEAD_LETTERS_NOW, gauges.dead_letters),
     (metrics.DELIVERIES_WAITING, gauges.deliveries_waiting),
+)
+
+#: What the page asks the stores for.
+_ASKED: Final = (
+    metrics.QUEUE_MESSAGES,
+    metrics.DRAMATIQ_DEAD_MESSAGES,
+    metrics.WORKERS,
+    metrics.LANE_STATE,
+    *(gauge for gauge, _ in _GAUGES),
 )

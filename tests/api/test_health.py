@@ -126,6 +126,8 @@ def test_a_database_without_tables_is_told_with_its_remedy(
     ready = api.get("/readyz")
     assert ready.status == 503
     assert "madeira migrate" in ready.json["postgres"]
+    # What first appears as 1 is no increase to Prometheus.
+    assert number(api, "madeira_ingress_requests_total", outcome="unavailable", source="unknown") == 0
     for reply in (api.post(event("early")), api.get("/v1/events/early", source="shop")):
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
         assert "madeira migrate" in reply.json["detail"]

@@ -72,15 +72,49 @@ def replica(used: str, api: int = 1) -> dict[str, str]:
     return {f'madeira_replica_used{{instance="api{api}:8000",job="madeira-api"}}': used.strip()}
 
 
+def store(name: str, up: str, api: int = 1) -> dict[str, str]:
+    """Whether an API can use a store."""
+    return {f'madeira_store_up{{instance="api{api}:8000",job="madeira-api",store="{name}"}}': up.strip()}
+
+
+def lacks(metric: str, missing: str, api: int = 1) -> dict[str, str]:
+    """Whether the page of an API lacks a metric."""
+    return {f'madeira_numbers_missing{{instance="api{api}:8000",job="madeira-api",metric="{metric}"}}': missing.strip()}
+
+
+#: Both stores are there.
+UP_BOTH = store("postgres", "1x90", 3) | store("redis", "1x90", 3)
+
+#: No worker, where it can be told at all: each other minute.
+GAPS = " 0 stale" * 10
+
+
 CASES = [
     Case("MadeiraApiMissing", "the API is down", "10m", {f"up{{{API}}}": "1 1 0x20"}, [{}]),
     Case(
         "MadeiraApiMissing", "one of two is down", "10m", {f"up{{{API}}}": "0x20", 'up{instance="b",job="madeira-api"}': "1x20"}
     ),
+    Case("MadeiraStoreAway", "Redis is, and nobody posts", "10m", UP_BOTH | store("redis", "1x3 0x20"), [{"store": "redis"}]),
+    Case("MadeiraStoreAway", "Postgres is", "10m", UP_BOTH | store("postgres", "1x3 0x20"), [{"store": "postgres"}]),
+    Case(
+        "MadeiraStoreAway", "for one of two APIs", "10m", store("redis", "1x20") | store("redis", "0x20", 2), [{"store": "redis"}]
+    ),
+    Case("MadeiraStoreAway", "it comes and goes", "16m", store("redis", "1 0 0 0 " * 8), [{"store": "redis"}]),
+    Case("MadeiraStoreAway", "it was restarted", "6m", store("redis", "1x4 0 1x20")),
+    Case("MadeiraStoreAway", "both are there", "10m", UP_BOTH),
     Case("MadeiraWorkersMissing", "the last worker is gone", "10m", {f"madeira_workers{{{API}}}": "4 4 0x20"}, [{}]),
+    Case(
+        "MadeiraWorkersMissing",
+        "it is, and now and then nobody can tell",
+        "10m",
+        {f"madeira_workers{{{API}}}": "4 4" + GAPS},
+        [{}],
+    ),
     Case("MadeiraWorkersMissing", "one of four is left", "10m", {f"madeira_workers{{{API}}}": "4 4 1x20"}),
     Case("MadeiraSchedulerMissing", "it is down", "15m", {f"up{{{SCHEDULER}}}": "0x30", TICKS: "1 2 3 _x30"}, [{}]),
     Case("MadeiraSchedulerMissing", "it stands still", "25m", {f"up{{{SCHEDULER}}}": "1x30", TICKS: "0+1x9 9x30"}, [{}]),
+    Case("MadeiraSchedulerMissing", "it has never ticked", "15m", {f"up{{{SCHEDULER}}}": "1x30"}, [{}]),
+    Case("MadeiraSchedulerMissing", "it comes and goes, and never ticks", "15m", {f"up{{{SCHEDULER}}}": "1 0 " * 15}, [{}]),
     Case("MadeiraSchedulerMissing", "it ticks", "15m", {f"up{{{SCHEDULER}}}": "1x30", TICKS: "0+1x30"}),
     Case("MadeiraSchedulerMissing", "it was started anew", "15m", {f"up{{{SCHEDULER}}}": "1x30", TICKS: "5 6 7 0+1x30"}),
     Case(
@@ -88,6 +122,14 @@ CASES = [
         "what is oldest gets older",
         "20m",
         {AGE: "0+60x30"},
+        [{"queue": "deliver"}],
+        [{"{{ $value | humanizeDuration }}": "20m 0s"}],
+    ),
+    Case(
+        "MadeiraWaitsTooLong",
+        "now and then nobody can tell how old what is oldest is",
+        "20m",
+        {AGE: "0+60x8 stale 600 stale stale 780 stale 900 stale stale 1080 stale 1200"},
         [{"queue": "deliver"}],
         [{"{{ $value | humanizeDuration }}": "20m 0s"}],
     ),
@@ -127,6 +169,13 @@ CASES = [
         "it opens and tries, in turn",
         "20m",
         lane("open", "1 0 1 1 0 1x30") | lane("half_open", "0 1 0 0 1 0x30"),
+        [{"endpoint": "shop"}],
+    ),
+    Case(
+        "MadeiraBreakerOpen",
+        "it is, and now and then nobody can tell",
+        "20m",
+        lane("open", "1" + " stale 1" * 15),
         [{"endpoint": "shop"}],
     ),
     Case("MadeiraBreakerOpen", "it was open for two minutes", "20m", lane("open", "0 1 1 0x30") | lane("active", "1 0 0 1x30")),
@@ -180,6 +229,28 @@ CASES = [
     Case("MadeiraReplicaUnused", "there is none", "25m", {f"up{{{API}}}": "1x30"}),
     Case("MadeiraSpansLost", "the collector is away", "20m", {SPANS.format("lost"): "0x10 0+10x30"}, [{}]),
     Case("MadeiraSpansLost", "it takes them", "20m", {SPANS.format("lost"): "7x40", SPANS.format("exported"): "0+10x40"}),
+    Case("MadeiraNumbersMissing", "by no API", "20m", UP_BOTH | lacks("workers", "0 1x30"), [{"metric": "workers"}]),
+    Case("MadeiraNumbersMissing", "another API can", "20m", UP_BOTH | lacks("workers", "1x30") | lacks("workers", "0x30", 2)),
+    Case("MadeiraNumbersMissing", "now and then", "20m", UP_BOTH | lacks("workers", "1 1 1 0 " * 10)),
+    Case("MadeiraNumbersMissing", "no alert goes by it", "20m", UP_BOTH | lacks("deliveries_waiting", "1x30")),
+    Case("MadeiraNumbersMissing", "for a store is away", "20m", store("redis", "0x30") | lacks("workers", "1x30")),
+    Case(
+        "MadeiraTargetMissing",
+        "of workers, and of one of two APIs",
+        "10m",
+        {f"up{{{WORKER}}}": "1 0x20", f"up{{{API}}}": "0x20", 'up{instance="b",job="madeira-api"}': "1x20"},
+        [{"job": "madeira-api", "instance": "api:8000"}, {"job": "madeira-worker", "instance": "worker:9191"}],
+    ),
+    Case(
+        "MadeiraTargetMissing",
+        "nobody has told Prometheus of the workers",
+        "10m",
+        {f"madeira_workers{{{API}}}": "4x20", f"up{{{API}}}": "1x20"},
+        [{"job": "madeira-worker", "instance": "any address"}],
+    ),
+    Case("MadeiraTargetMissing", "there are no workers", "10m", {f"madeira_workers{{{API}}}": "0x20", f"up{{{API}}}": "1x20"}),
+    Case("MadeiraTargetMissing", "all are read but for some minutes", "10m", {f"up{{{WORKER}}}": "1 1 0 0 0 1x20"}),
+    Case("MadeiraTargetMissing", "another job's", "10m", {'up{instance="db:9187",job="postgres"}': "0x20"}),
 ]
 
 

@@ -49,9 +49,9 @@ def since_start(query: str) -> str:
 
 
 class Prometheus:
-    """A running server that scrapes twice a second; `targets` are ports by the names of jobs."""
+    """A running server that scrapes each `period_ms`, and waits so long for a page; `targets` are ports by the names of jobs."""
 
-    def __init__(self, *, folder: Path, targets: Mapping[str, int], rewrite: Rewrite) -> None:
+    def __init__(self, *, folder: Path, targets: Mapping[str, int], rewrite: Rewrite, period_ms: int = 500) -> None:
         self.port = free_port()
         self.log = folder / "prometheus.log"
         (folder / "rules").mkdir(parents=True)
@@ -59,7 +59,7 @@ class Prometheus:
             (folder / "rules" / file.name).write_text(rewrite(file.read_text()))
         jobs = [{"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]} for name, port in targets.items()]
         config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            "global": {"scrape_interval": f"{period_ms}ms", "scrape_timeout": f"{period_ms}ms", "evaluation_interval": "500ms"},
             "rule_files": ["rules/*.yml"],
             "scrape_configs": jobs,
         }

@@ -26,7 +26,7 @@ from tests.monitoring.make_rule_tests import FOLDER
 from tests.monitoring.prometheus import RULES, Prometheus, program, scaled, scraping, since_start
 from tests.monitoring.test_files import ALERTS, PANELS, RULES_AND_CONFIG
 from tests.receiver import Answer, Receiver
-from tests.servers import OwnPostgres, Standby
+from tests.servers import OwnPostgres, OwnRedis, Standby
 from tests.system.harness import SECRET, TOKEN, Madeira, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -105,6 +105,7 @@ DEAD = 'madeira_dead_letters_total{endpoint="broken",failure_class="receiver"}'
 
 #: What each panel shows after the script, but for what is 0; None: how long something took, of which only that it is there.
 EXPECTED: dict[str, dict[frozenset[tuple[str, str]], float] | None] = {
+    "Stores away": {},
     "Workers": {by(): 2},
     "Dead letters in all": {by(): 3},
     "Longest wait": None,
@@ -249,9 +250,9 @@ def again_and_again(act: Callable[[], object], every_s: float) -> Iterator[None]
 class Faults:
     """Faults that are made one after another, each until its alert fires."""
 
-    def __init__(self, site: Site, receiver: Receiver, collector: Collector, standby: Standby, prometheus: Prometheus) -> None:
+    def __init__(self, *, site: Site, receiver: Receiver, collector: Collector, prometheus: Prometheus) -> None:
         self._site, self._madeira = site, site.madeira
-        self._receiver, self._collector, self._standby, self._prometheus = receiver, collector, standby, prometheus
+        self._receiver, self._collector, self._prometheus = receiver, collector, prometheus
         self._numbers = itertools.count()
         self.fired: set[str] = set()
 
@@ -295,11 +296,11 @@ class Faults:
         with again_and_again(lambda: post(self._madeira, event("s", "good.x"), source="shop", secret="another"), 0.2):
             self.fires("MadeiraIntakeSignatures", source="shop")
 
-    def spans_a_replica_and_keys_are_lost(self) -> None:
+    def spans_a_replica_and_keys_are_lost(self, standby: Standby) -> None:
         self._collector.answer(PATH, Answer(status=400))
         with again_and_again(lambda: self.send("good.x"), 0.2):
             self.fires("MadeiraSpansLost")
-        self._standby.kill()
+        standby.kill()
         self.fires("MadeiraReplicaUnused")
         later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
         self._madeira.post("good.x", deliver_at=later)
@@ -307,27 +308,51 @@ class Faults:
             self.fires("MadeiraReconcileFinds", kind="event_not_queued")
 
     def processes_die(self) -> None:
-        """First the workers, then the scheduler; Postgres takes no writes any more; and the API."""
+        """First the workers, then the scheduler; a key is spoilt, and Postgres takes no writes any more."""
         assert "MadeiraWorkersMissing" not in self._prometheus.firing()
         self._site.worker.kill()
         wait_until(lambda: post(self._madeira, event("waits", "good.x")) in (200, 202), what="one that waits")
         self.fires("MadeiraWorkersMissing")
         self.fires("MadeiraReconcileStale")
         self.fires("MadeiraWaitsTooLong", queue="route")
+        self.fires("MadeiraTargetMissing", job="madeira-worker")
+        # A list of lanes that is none.
+        lanes = f"{self._madeira.namespace}:deliver:active"
+        self._madeira.redis.delete(lanes)
+        self._madeira.redis.set(lanes, "nonsense")
+        self.fires("MadeiraNumbersMissing", metric="lane_state")
         self._site.scheduler.kill()
         self.fires("MadeiraSchedulerMissing")
         with psycopg.connect(self._madeira.database_url) as somebody, again_and_again(lambda: self.send("good.x"), 0.2):
             somebody.execute("LOCK TABLE event IN EXCLUSIVE MODE")
             self.fires("MadeiraIntakeFails", outcome="unavailable")
-        assert "MadeiraApiMissing" not in self._prometheus.firing()
+
+    def stores_go(self, redis: OwnRedis, postgres: OwnPostgres) -> None:
+        """And the API last. Nobody posts, so nothing but the alerts of the stores wakes anybody."""
+        critical = {name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"}
+        redis.kill()
+        self.fires("MadeiraStoreAway", store="redis")
+        postgres.kill()
+        self.fires("MadeiraStoreAway", store="postgres")
+        alone = {"MadeiraStoreAway"}
+        wait_until(lambda: critical & set(self._prometheus.firing()) == alone, what="what was seen before it to be forgotten")
         self._site.api.kill()
         self.fires("MadeiraApiMissing")
 
 
 def test_each_alert_fires_when_its_fault_is_there(
-    open_site: Open, receiver: Receiver, collector: Collector, own_postgres: OwnPostgres, standby: Standby, tmp_path: Path
+    open_site: Open,
+    receiver: Receiver,
+    collector: Collector,
+    own_postgres: OwnPostgres,
+    own_redis: OwnRedis,
+    standby: Standby,
+    tmp_path: Path,
 ) -> None:
-    """With minutes made seconds. Before anything is broken none fires but that of the scheduler, which ticks by the minute."""
+    """With minutes made seconds. Before anything is broken none fires but that of the scheduler, which ticks by the minute.
+
+    A page for which Postgres is asked in vain takes a second, for which only the second Prometheus has the patience.
+    """
     site = open_site(
         {
             "good": {"url": receiver.url("/good")},
@@ -338,15 +363,20 @@ def test_each_alert_fires_when_its_fault_is_there(
         config=SHOP,
         env={"MADEIRA_REPLICA_URL": standby.url, **collector.env()},
         database_url=own_postgres.url,
+        redis_url=own_redis.url,
     )
+    parts: dict[str, Any] = {"site": site, "receiver": receiver, "collector": collector}
     with scraping(folder=tmp_path / "prometheus", targets=site.targets, rewrite=scaled) as prometheus:
-        faults = Faults(site, receiver, collector, standby, prometheus)
+        faults = Faults(**parts, prometheus=prometheus)
         faults.receivers_fail()
         faults.a_sender_errs()
-        faults.spans_a_replica_and_keys_are_lost()
+        faults.spans_a_replica_and_keys_are_lost(standby)
         faults.processes_die()
-        assert faults.fired == set(ALERTS)
         assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
+    with scraping(folder=tmp_path / "patient", targets=site.targets, rewrite=scaled, period_ms=2500) as prometheus:
+        last = Faults(**parts, prometheus=prometheus)
+        last.stores_go(own_redis, own_postgres)
+    assert faults.fired | last.fired == set(ALERTS)
 
 
 # -- the files ------------------------------------------------------------------------------------------------------------
