@@ -14,7 +14,7 @@ import redis
 from madeira import __version__
 from madeira.broker.connections import connect
 from madeira.broker.queues import Queues
-from madeira.cli import running_system
+from madeira.cli import running_system, stored
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.findings import Finding, Level
 from madeira.cli.running import DataFolder
@@ -130,26 +130,42 @@ def _postgres(values: Settings) -> Iterator[Finding]:
         level: Level = "ok" if number >= _POSTGRES else "error"
         yield Finding(level, "postgres", f"version {number // 10000}.{number % 10000}; 14 is the oldest that Madeira knows")
         yield from _postgres_settings(conn)
+        rights = list(stored.rights(conn))
+    if rights:
+        # All else would only tell of what may not be seen.
+        yield from rights
+        return
     missing = migrate.pending(values.database_url)
     if missing:
         yield Finding("error", "migrations", f"{', '.join(missing)} not applied yet; run `madeira migrate`")
-    else:
-        ahead = migrate.ahead(values.database_url)
-        if ahead:
-            yield Finding("error", "migrations", ahead)
+        return
+    unfit = migrate.ahead(values.database_url)
+    if unfit:
+        yield Finding("error", "migrations", unfit)
+        return
+    yield Finding("ok", "migrations", "all were applied")
+    with psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
+        found = list(stored.tables(conn, is_ahead=migrate.is_ahead(conn)))
+        yield from found
+        if any(one.level == "error" for one in found):
             return
-        yield Finding("ok", "migrations", "the tables are up to date")
-        with database(values) as db, db.connection() as pooled:
-            yield from _pooling(pooled)
-            stored = configuration.read(pooled)
-            yield from _configuration(rules_of(stored, sealer=Sealer(values.secret_key)), stored)
-            yield from _administrator(values, pooled)
-            yield from running_system.held(pooled)
-            yield from running_system.connections(pooled)
-            yield from running_system.replica(values)
-            yield from running_system.scheduler(pooled)
-            egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
-            yield from running_system.addresses(stored, egress)
+        yield from stored.log_parts(conn)
+    yield from _held(values)
+
+
+def _held(values: Settings) -> Iterator[Finding]:
+    """What the tables hold."""
+    with database(values) as db, db.connection() as pooled:
+        yield from _pooling(pooled)
+        snapshot = configuration.read(pooled)
+        yield from _configuration(rules_of(snapshot, sealer=Sealer(values.secret_key)), snapshot)
+        yield from _administrator(values, pooled)
+        yield from running_system.held(pooled)
+        yield from running_system.connections(pooled)
+        yield from running_system.replica(values)
+        yield from running_system.scheduler(pooled)
+        egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
+        yield from running_system.addresses(snapshot, egress)
 
 
 def _pooling(conn: psycopg.Connection[Any]) -> Iterator[Finding]:

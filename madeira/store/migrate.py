@@ -128,6 +128,11 @@ def ahead(url: str) -> str | None:
         raise StoreUnavailable(f"Postgres is not available: {e}") from e
 
 
+def is_ahead(conn: "psycopg.Connection[Any]") -> bool:
+    """Whether migrations of a later version were applied."""
+    return not {name for (name,) in conn.execute(schema.APPLIED)} <= set(schema.known())
+
+
 def _connect(url: str, *, autocommit: bool = False, connect_timeout: int = 5) -> "psycopg.Connection[Any]":
     # Without prepared statements, which a pooler may not know.
     return psycopg.connect(

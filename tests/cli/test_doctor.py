@@ -9,18 +9,19 @@ from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 
 from madeira.broker.queues import ROUTE, Queues
-from madeira.cli import doctor, running_system
+from madeira.cli import doctor, running_system, stored
 from madeira.cli.findings import Finding
 from madeira.egress import Egress
 from madeira.embedded import free_port
 from madeira.routing.config import parse_toml
 from madeira.settings import Settings
-from madeira.store import configuration, holding
+from madeira.store import configuration, holding, parts
 from madeira.store.configuration import Snapshot
 from tests.collector import Collector
 
@@ -173,7 +174,7 @@ def test_everything_is_looked_at_in_one_go(database_url: str, redis_url: str, tm
     values = Settings(database_url=database_url, redis_url=redis_url, data_dir=tmp_path)
     found = [*doctor._postgres(values), *doctor._redis(values), *running_system.clocks(doctor._clocks(values))]
     told = {one.what for one in found}
-    assert {"migrations", "scheduler", "connections", "workers", "redis memory", "clocks"} <= told
+    assert {"migrations", "tables", "scheduler", "connections", "workers", "redis memory", "clocks"} <= told
     assert not [one for one in found if "cannot be examined" in one.text]
 
 
@@ -216,3 +217,51 @@ def test_signing_secrets_that_can_be_tried_out_are_told_by_whose_they_are(monkey
     assert [(one.level, "source shop, endpoint ledger has" in one.text) for one in found] == [("warning", True)]
     good = parse_toml(text.replace("env:SHORT", long).replace(f'"{long[:-8]}"', f'"{long}"'), where="t")
     assert not [one for one in doctor._configuration(good, NOTHING) if one.what == "secrets"]
+
+
+@pytest.mark.new_database
+@pytest.mark.parametrize(
+    ("damage", "told", "code"),
+    [
+        ("DROP TABLE audit", "the table audit is missing", 1),
+        ("DROP INDEX event_identity", "CREATE UNIQUE INDEX CONCURRENTLY event_identity", 1),
+        ("ALTER TABLE event DISABLE TRIGGER USER", "ALTER TABLE event ENABLE TRIGGER event_move", 1),
+        ("ALTER TABLE delivery_log DETACH PARTITION {part}", "delivery_log has no part for ", 0),
+    ],
+    ids=["table", "index", "trigger", "part"],
+)
+def test_what_is_gone_of_the_tables_is_told_although_all_migrations_were_applied(
+    conn: Connection, database_url: str, damage: str, told: str, code: int
+) -> None:
+    conn.execute(damage.format(part=parts.parts(conn)[0].name).encode())
+    found = list(doctor._postgres(Settings(database_url=database_url)))
+    assert ("ok", "migrations") in {(one.level, one.what) for one in found}
+    (one,) = [one for one in found if told in one.text]
+    assert one.level == ("error" if code else "warning")
+
+
+@pytest.mark.new_database
+def test_of_very_much_that_is_gone_a_part_is_named_and_the_rest_counted(conn: Connection) -> None:
+    conn.execute("ALTER TABLE event DROP COLUMN created_at, DROP COLUMN traceparent")
+    conn.execute("DROP TABLE audit, episode, job_begun, job_part, job, lease, notice, reconcile_run, retention_day")
+    found = list(stored.tables(conn, is_ahead=False))
+    assert [one.text for one in found if "more" in one.text] == [
+        "and 1 more are missing or not usable: restore the database from a backup"
+    ]
+    assert {one.level for one in found} == {"error"}
+    assert len(found) == 11
+
+
+@pytest.mark.new_database
+def test_a_role_without_rights_is_told_what_to_type_instead_of_what_it_cannot_see(conn: Connection, database_url: str) -> None:
+    conn.execute("CREATE ROLE doctor_guest LOGIN PASSWORD 'x'")
+    try:
+        url = urlsplit(database_url)
+        as_guest = urlunsplit(url._replace(netloc=f"doctor_guest:x@{url.netloc.rpartition('@')[2]}"))
+        found = [
+            one for one in doctor._postgres(Settings(database_url=as_guest)) if one.what in ("rights", "migrations", "tables")
+        ]
+        assert [(one.level, one.what) for one in found] == [("error", "rights"), ("error", "rights")]
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO doctor_guest" in found[0].text
+    finally:
+        conn.execute("DROP OWNED BY doctor_guest; DROP ROLE doctor_guest")
