@@ -17,6 +17,7 @@ import psycopg
 from psycopg import sql
 
 from madeira.errors import StoreError
+from madeira.store import search_path
 from madeira.store.schema import FOLDER
 
 #: Where the list stands.
@@ -186,7 +187,10 @@ def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
         if not may:
             yield Fault(f"the role {conn.info.user} may not use the schema {schema}", f"GRANT USAGE ON SCHEMA {quoted} TO {role}")
             return
-        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path or 'empty'})"
+        if path in ("", '""'):
+            yield Fault("this session finds no tables", search_path.SPOILT)
+            return
+        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path})"
         yield Fault(what, f"ALTER ROLE {role} SET search_path = {quoted}; a pooler has to connect anew then (docs/operations.md)")
 
 

@@ -154,8 +154,10 @@ def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection,
     """By its search_path, or since its role may not use the schema; where there are none, they are not hidden."""
     assert list(inventory.elsewhere(conn)) == []
     conn.execute("SELECT set_config('search_path', '', false)")
+    assert "pg_dump" in only(inventory.elsewhere(conn)).remedy
+    conn.execute("SET search_path = nowhere")
     found = only(inventory.elsewhere(conn))
-    assert "in the schema public, where this session does not look (search_path: empty)" in found.what
+    assert "in the schema public, where this session does not look (search_path: nowhere)" in found.what
     conn.execute("RESET search_path")
     conn.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
     found = only(inventory.elsewhere(guest))
