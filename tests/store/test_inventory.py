@@ -134,6 +134,7 @@ def guest(conn: Connection, database_url: str) -> Iterator[Connection]:
     conn.execute('DROP OWNED BY "a guest"; DROP ROLE "a guest"')
 
 
+@pytest.mark.direct
 def test_a_role_that_may_not_do_what_the_processes_do_is_told_what_to_type(conn: Connection, guest: Connection) -> None:
     """Rights in the tables, and to make parts of the log; the owner of all has both."""
     assert list(inventory.denied(conn)) == []
@@ -150,6 +151,7 @@ def test_a_role_that_may_not_do_what_the_processes_do_is_told_what_to_type(conn:
     assert list(inventory.denied(guest)) == []
 
 
+@pytest.mark.direct
 def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection, guest: Connection) -> None:
     """By its search_path, or since its role may not use the schema; where there are none, they are not hidden."""
     assert list(inventory.elsewhere(conn)) == []
