@@ -14,7 +14,7 @@ _TIMEOUT_S: Final = 10.0
 def serve(host: str, port: int, *, token: str = "") -> ThreadingHTTPServer:
     """A server of `metrics.page` at ``/metrics``, bound and not running yet: call its ``serve_forever``.
 
-    Unless it is empty, `token` must come with each request. Raises OSError when the address cannot be bound.
+    Unless it is empty, `token` must come with each request. Raises OSError or UnicodeError when the address cannot be bound.
     """
     return _Server((host, port), token)
 

@@ -44,6 +44,9 @@ _NEAR: Final = 0.7
 #: may write a configuration would have them sent to a receiver of his choice.
 _GUARDED: Final = (PREFIX, "PG")
 
+#: Where prometheus-client looks for its folder.
+_MULTIPROC: Final = "PROMETHEUS_MULTIPROC_DIR"
+
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -433,28 +436,33 @@ def secret_reference(value: str, where: str, environ: Mapping[str, str] | None =
     return value
 
 
+def metrics_root(settings: Settings) -> tuple[Path, str]:
+    """The folder that holds those of all families, or that of the only one, and the name of the variable that says so."""
+    given = os.environ.get(_MULTIPROC)
+    return (Path(given), _MULTIPROC) if given else (settings.data_dir / "metrics", "MADEIRA_DATA_DIR")
+
+
 def multiproc_dir(settings: Settings, family: str) -> Path:
     """The folder of the metrics files of one family of processes (``api``, ``worker``, ``scheduler``).
 
     Puts it into the environment too, since prometheus-client looks there when it is first imported. Raises SettingsError when
     it cannot be made, or nothing can be written there: the process would end at its first number.
     """
-    given = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    folder = Path(given or settings.data_dir / "metrics" / family)
-    name = "PROMETHEUS_MULTIPROC_DIR" if given else "MADEIRA_DATA_DIR"
+    root, name = metrics_root(settings)
+    folder = root if name == _MULTIPROC else root / family
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise SettingsError(f"{name}: the folder {folder} of the metrics files cannot be made: {e.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SettingsError(f"{name}: this user may not write into {folder}, the folder of the metrics files")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    os.environ[_MULTIPROC] = str(folder)
     return folder
 
 
 def metrics_folder() -> Path | None:
     """Where prometheus-client keeps this process's numbers; None when they are kept in memory."""
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    folder = os.environ.get(_MULTIPROC)
     return Path(folder) if folder else None
 
 

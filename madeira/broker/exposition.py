@@ -39,9 +39,9 @@ def start(values: Settings, port: int) -> None:
 
     try:
         server = metrics_page.serve(values.host, port, token=values.metrics_token)
-    except OSError as e:
+    except (OSError, UnicodeError) as e:
         logger = log.get(__name__)
-        if e.errno == errno.EADDRINUSE:
+        if getattr(e, "errno", None) == errno.EADDRINUSE:
             logger.info("metrics.not_served", port=port, reason=str(e), detail="another process serves the page")
         else:
             logger.warning("metrics.not_served", host=values.host, port=port, reason=str(e), detail="nobody serves the page")

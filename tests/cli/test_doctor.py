@@ -1,6 +1,7 @@
 """`madeira doctor` names each fault and its remedy; each is made first, in the servers where that is possible."""
 
 import base64
+import os
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ import psycopg
 import pytest
 
 from madeira.broker.queues import ROUTE, Queues
-from madeira.cli import doctor, running_system, stored
+from madeira.cli import doctor, folders, running_system, stored
 from madeira.cli.findings import Finding
 from madeira.egress import Egress
 from madeira.embedded import free_port
@@ -120,12 +121,52 @@ def test_connections_that_are_nearly_all_taken_are_told(conn: Connection, monkey
 
 @pytest.mark.parametrize(("free", "level"), [(3 * 2**30, "ok"), (2**30, "warning"), (100 * 2**20, "error")])
 def test_a_disk_that_fills_is_told_before_it_is_full(tmp_path: Path, free: int, level: str) -> None:
+    """Also of a folder that is not there yet."""
     usage = namedtuple("usage", "free")
-    found = only(running_system.disk(tmp_path, usage=lambda _: usage(free)))
-    assert found.level == level
-    assert ("make room" in found.text) == (level != "ok")
-    assert levels(running_system.disk(tmp_path / "none")) == []
-    assert len(levels(running_system.disk(tmp_path))) == 1
+    for folder in (tmp_path, tmp_path / "none" / "yet"):
+        found = next(folders.look(Settings(data_dir=folder), is_up=False, usage=lambda _: usage(free)))
+        assert (found.what, found.level) == ("disk", level)
+        assert ("make room" in found.text) == (level != "ok")
+
+
+def test_where_the_servers_are_elsewhere_room_for_the_metrics_will_do(tmp_path: Path) -> None:
+    values = Settings(database_url="postgresql://h/d", redis_url="redis://h/0", data_dir=tmp_path)
+    usage = namedtuple("usage", "free")
+    assert levels(folders.look(values, is_up=False)) == []
+    assert levels(folders.look(values, is_up=False, usage=lambda _: usage(10 * 2**20))) == ["warning"]
+    assert levels(folders.look(values, is_up=False, usage=lambda _: usage(2**20))) == ["error"]
+    assert levels(folders.look(values, is_up=True, usage=lambda _: usage(10 * 2**20))) == ["error", "warning"]
+
+
+def test_a_folder_that_cannot_be_used_is_told_with_the_setting_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in its place, or on the way to it; of the metrics only a warning where nobody has named a folder."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "data"):
+        found = only(folders.look(Settings(data_dir=folder), is_up=False))
+        assert (found.what, found.level, "MADEIRA_DATA_DIR" in found.text) == ("data folder", "error", True)
+        assert f"{tmp_path / 'file'} is not a folder" in found.text
+    values = Settings(database_url="postgresql://h/d", redis_url="redis://h/0", data_dir=tmp_path / "file")
+    assert levels(folders.look(values, is_up=False)) == ["warning"]
+    monkeypatch.setenv("MADEIRA_DATA_DIR", str(tmp_path / "file"))
+    assert levels(folders.look(values, is_up=False)) == ["error"]
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "file"))
+    assert "set PROMETHEUS_MULTIPROC_DIR" in only(folders.look(values, is_up=False)).text
+
+
+def test_a_folder_that_may_not_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folders.refusal(tmp_path / "data") is None
+    tmp_path.chmod(0o500)
+    if os.geteuid() == 0:
+        # Root may write everywhere; the kernel says of others what it would say of them.
+        monkeypatch.setattr(os, "access", lambda path, mode: bool(path.stat().st_mode & 0o200))
+    assert f"this user may not write into {tmp_path}" in str(folders.refusal(tmp_path / "data"))
+
+
+def test_an_address_that_this_machine_does_not_have_is_told() -> None:
+    found = [one for one in doctor._settings(Settings(host="192.0.2.1")) if one.what == "address"]
+    assert [(one.level, "MADEIRA_HOST" in one.text) for one in found] == [("warning", True)]
 
 
 def test_a_host_without_an_address_and_one_that_is_denied_are_told(conn: Connection) -> None:
