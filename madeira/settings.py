@@ -329,6 +329,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         except ValueError as e:
             raise SettingsError(f"{name}: {e}") from None
     settings = Settings(**values)
+    if settings.config and settings.config.is_dir():
+        raise SettingsError(f"MADEIRA_CONFIG: {settings.config} is a folder; name a file in it")
     if settings.config and not settings.config.is_file():
         raise SettingsError(f"MADEIRA_CONFIG: there is no file {settings.config}")
     return settings

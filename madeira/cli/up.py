@@ -34,7 +34,7 @@ _STOP_S: Final = 40.0
 @click.command()
 @click.option("--demo", "with_demo", is_flag=True, help="Add a sample receiver and sample events, and show what happens.")
 @json_option
-@click.option("--started-at", type=Number(), hidden=True, help="Unix time at which the person began to wait.")
+@click.option("--started-at", type=Number(0, 253_402_300_799), hidden=True, help="Unix time at which the person began to wait.")
 def up(with_demo: bool, as_json: bool, started_at: float | None) -> None:
     """Start everything, and stop it at Ctrl-C.
 

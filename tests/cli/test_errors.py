@@ -95,6 +95,22 @@ def test_an_output_that_knows_ascii_only(environ: dict[str, str]) -> None:
     assert "there is no file /nowhere/d\xe9" in json.loads(done.stdout)[-1]["text"]
 
 
+def test_an_input_that_was_closed_is_an_empty_one(environ: dict[str, str]) -> None:
+    """No traceback of whoever wants to read it."""
+    told = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "madeira.cli", "dry-run", "-", "--source", "s"],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith("Error: -: the event is not strict JSON")
+    assert len(told.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_an_output_that_was_closed(environ: dict[str, str], closed: str) -> None:
     """Nobody hears the answer; the exit code is what it would be."""
