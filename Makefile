@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install run test test-long test-crash test-browser test-pgbouncer lint format bench lock clean
+.PHONY: install run test test-long test-crash test-browser test-pgbouncer lint format bench inventory lock clean
 
 install: $(STAMP)
 
@@ -68,6 +68,10 @@ format: install
 
 bench: install
 	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+# What the migrations make, as `madeira doctor` looks for it; anew after each new migration.
+inventory: install
+	@$(BIN)/python -m tests.store.make_inventory
 
 # Anew after a change of the dependencies in setup.cfg. Needs uv; for every Python that we support at once. The image's own list has
 # the same versions, without what is for development and without the embedded servers.

@@ -52,11 +52,34 @@ worker_tmp_dir = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 control_socket_disable = True
 
 
-def on_starting(_server):
-    """Forget the numbers of a former run; a reload (SIGHUP) does not come here, so counters go on."""
+#: Seconds for which a port that is in use is tried again, as gunicorn does: the processes of one that was killed have it a while.
+_PORT_PATIENCE_S = 5.0
+
+
+def on_starting(server):
+    """Say in one line where it cannot listen, which gunicorn does in twelve; and forget the numbers of a former run.
+
+    A reload (SIGHUP) does not come here, so counters go on.
+    """
     from madeira import metrics_files
 
+    _require_addresses(server)
     metrics_files.clear(_metrics_folder)
+
+
+def _require_addresses(server):
+    from gunicorn import systemd
+
+    from madeira import binding
+
+    if server.master_pid or systemd.listen_fds(unset_environment=False) or server.cfg.reuse_port:
+        # It is handed its sockets, or shares them.
+        return
+    for host, port in (address for address in server.cfg.address if isinstance(address, tuple)):
+        try:
+            binding.require(host, port, "MADEIRA_PORT", patience_s=_PORT_PATIENCE_S)
+        except SettingsError as e:
+            sys.exit(f"madeira: {e}")
 
 
 def when_ready(server):

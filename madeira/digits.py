@@ -4,6 +4,7 @@ Python's own readers take more: ``1_0`` for ten, space around, the digits of eve
 taken for another than whoever typed it meant is worse than one that is refused.
 """
 
+import math
 import re
 from typing import Final
 
@@ -31,4 +32,7 @@ def number(text: str) -> float:
     """A number, with a point or an exponent if need be; otherwise as `whole`."""
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is not a number; {_REMEDY}, such as 2.5")
-    return float(text)
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text!r} is too large")
+    return found

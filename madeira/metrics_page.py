@@ -29,7 +29,7 @@ def serve(host: str, port: int, *, folder: Path | None, token: str = "") -> Thre
     """A server of `metrics.page` at ``/metrics``, bound and not running yet: call its ``serve_forever``.
 
     `folder` is where its numbers are, None for those of this process. Unless it is empty, `token` must come with each request.
-    Raises OSError when the address cannot be bound.
+    Raises OSError or UnicodeError when the address cannot be bound.
     """
     return _Server((host, port), token, folder)
 

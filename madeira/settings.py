@@ -48,6 +48,9 @@ _GUARDED: Final = (PREFIX, "PG")
 #: What a disk may come to between two starts without anybody having changed a setting.
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
+#: Where prometheus-client looks for its folder.
+_MULTIPROC: Final = "PROMETHEUS_MULTIPROC_DIR"
+
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -330,6 +333,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         except ValueError as e:
             raise SettingsError(f"{name}: {e}") from None
     settings = Settings(**values)
+    if settings.config and settings.config.is_dir():
+        raise SettingsError(f"MADEIRA_CONFIG: {settings.config} is a folder; name a file in it")
     if settings.config and not settings.config.is_file():
         raise SettingsError(f"MADEIRA_CONFIG: there is no file {settings.config}")
     return settings
@@ -437,6 +442,12 @@ def secret_reference(value: str, where: str, environ: Mapping[str, str] | None =
     return value
 
 
+def metrics_root(settings: Settings) -> tuple[Path, str]:
+    """The folder that holds those of all families, or that of the only one, and the name of the variable that says so."""
+    given = os.environ.get(_MULTIPROC)
+    return (Path(given), _MULTIPROC) if given else (settings.data_dir / "metrics", "MADEIRA_DATA_DIR")
+
+
 def multiproc_dir(settings: Settings, family: str) -> Path:
     """The folder of the metrics files of one family of processes (``api``, ``worker``, ``scheduler``).
 
@@ -444,9 +455,8 @@ def multiproc_dir(settings: Settings, family: str) -> Path:
     another folder must be named, or this one given to this user. A disk that is full or can only be read is none of that: it may
     have become so since the last start, and numbers are kept in memory then (`madeira.metrics_blocks`).
     """
-    given = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    folder = Path(given or settings.data_dir / "metrics" / family)
-    name = "PROMETHEUS_MULTIPROC_DIR" if given else "MADEIRA_DATA_DIR"
+    root, name = metrics_root(settings)
+    folder = root if name == _MULTIPROC else root / family
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -454,13 +464,13 @@ def multiproc_dir(settings: Settings, family: str) -> Path:
             raise SettingsError(f"{name}: the folder {folder} of the metrics files cannot be made: {e.strerror}") from None
     if folder.exists() and not os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY:
         raise SettingsError(f"{name}: this user may not write into {folder}, the folder of the metrics files")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    os.environ[_MULTIPROC] = str(folder)
     return folder
 
 
 def metrics_folder() -> Path | None:
     """Where prometheus-client keeps this process's numbers; None when they are kept in memory."""
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    folder = os.environ.get(_MULTIPROC)
     return Path(folder) if folder else None
 
 

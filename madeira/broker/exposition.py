@@ -93,7 +93,7 @@ class Exposition:
             try:
                 with self._bound() as server:
                     self._serve(server, was_kept=told is not None)
-            except OSError as e:
+            except (OSError, UnicodeError) as e:
                 before, found = found, self._obstacle(e)
                 if found == before != told:
                     self._tell(found, e)
@@ -114,17 +114,17 @@ class Exposition:
             _log.info("metrics.served", port=self._port)
         server.serve_forever()
 
-    def _obstacle(self, error: OSError) -> str:
+    def _obstacle(self, error: OSError | UnicodeError) -> str:
         from madeira import metrics_page
 
-        if error.errno != errno.EADDRINUSE:
+        if getattr(error, "errno", None) != errno.EADDRINUSE:
             return _NOBODY
         mark = metrics_page.mark_at(self._host, self._port)
         if mark is None:
             return _STRANGE
         return _SHARED if mark == metrics_page.mark(self._folder) else _OTHERS
 
-    def _tell(self, obstacle: str, error: OSError) -> None:
+    def _tell(self, obstacle: str, error: OSError | UnicodeError) -> None:
         line = {"host": self._host, "port": self._port, "reason": str(error), "detail": obstacle}
         if obstacle == _SHARED:
             _log.info("metrics.not_served", **line)

@@ -10,12 +10,13 @@ import click
 from madeira import settings
 from madeira.cli.acting import Reason
 from madeira.cli.common import configurator, json_option, load, person, print_json
+from madeira.cli.filters import File
 from madeira.errors import ConfigurationInvalid, SettingsError
 from madeira.routing.apply import Difference
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=File())
 @click.option("--dry-run", is_flag=True, help="Check the file and print the difference; change nothing.")
 @click.option("--prune", is_flag=True, help="Remove what the file does not name.")
 @click.option(

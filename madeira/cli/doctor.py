@@ -11,10 +11,10 @@ import click
 import psycopg
 import redis
 
-from madeira import __version__
+from madeira import __version__, binding
 from madeira.broker.connections import connect
 from madeira.broker.queues import Queues
-from madeira.cli import running_system
+from madeira.cli import folders, running_system, stored
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.findings import Finding, Level
 from madeira.cli.running import DataFolder
@@ -81,8 +81,7 @@ def _examine() -> Iterator[Finding]:
     yield from _guarded("redis", lambda: _redis(values))
     yield from running_system.collector(values)
     yield from _guarded("clocks", lambda: running_system.clocks(_clocks(values)))
-    if not values.database_url or DataFolder(values.data_dir).running() is not None:
-        yield from running_system.disk(values.data_dir)
+    yield from _guarded("folders", lambda: folders.look(values, is_up=DataFolder(values.data_dir).running() is not None))
 
 
 def _versions() -> Iterator[str]:
@@ -100,7 +99,10 @@ def _settings(values: Settings) -> Iterator[Finding]:
     if not values.secret_key:
         text = "MADEIRA_SECRET_KEY is not set: secrets can only be given as env:NAME; `madeira keygen` makes a key"
         yield Finding("warning", "secret key", text)
-    if not is_loopback(values.host):
+    if why := binding.refusal_of_host(values.host):
+        text = f"no API starts here: this machine cannot listen on {values.host} ({why}); set MADEIRA_HOST to an address of it"
+        yield Finding("warning", "address", text)
+    elif not is_loopback(values.host):
         yield Finding("warning", "address", f"the API listens on {values.host}; put a proxy with TLS in front of it")
     if values.lease_margin_s < 10:
         yield Finding("warning", "leases", f"MADEIRA_LEASE_MARGIN_S={values.lease_margin_s:g} is for tests; in earnest it is 30")
@@ -111,6 +113,7 @@ _REMEDIES: Final = {
     "postgres": "see that the server runs and that MADEIRA_DATABASE_URL names it, with its user, password and database",
     "redis": "see that the server runs and that MADEIRA_REDIS_URL names it, with its password",
     "clocks": "mend what is told above first",
+    "folders": "see that MADEIRA_DATA_DIR names a folder that can be written to",
 }
 
 
@@ -130,26 +133,42 @@ def _postgres(values: Settings) -> Iterator[Finding]:
         level: Level = "ok" if number >= _POSTGRES else "error"
         yield Finding(level, "postgres", f"version {number // 10000}.{number % 10000}; 14 is the oldest that Madeira knows")
         yield from _postgres_settings(conn)
+        rights = list(stored.rights(conn))
+    if rights:
+        # All else would only tell of what may not be seen.
+        yield from rights
+        return
     missing = migrate.pending(values.database_url)
     if missing:
         yield Finding("error", "migrations", f"{', '.join(missing)} not applied yet; run `madeira migrate`")
-    else:
-        ahead = migrate.ahead(values.database_url)
-        if ahead:
-            yield Finding("error", "migrations", ahead)
+        return
+    unfit = migrate.ahead(values.database_url)
+    if unfit:
+        yield Finding("error", "migrations", unfit)
+        return
+    yield Finding("ok", "migrations", "all were applied")
+    with psycopg.connect(values.database_url, connect_timeout=3, autocommit=True) as conn:
+        found = list(stored.tables(conn, is_ahead=migrate.is_ahead(conn)))
+        yield from found
+        if any(one.level == "error" for one in found):
             return
-        yield Finding("ok", "migrations", "the tables are up to date")
-        with database(values) as db, db.connection() as pooled:
-            yield from _pooling(pooled)
-            stored = configuration.read(pooled)
-            yield from _configuration(rules_of(stored, sealer=Sealer(values.secret_key)), stored)
-            yield from _administrator(values, pooled)
-            yield from running_system.held(pooled)
-            yield from running_system.connections(pooled)
-            yield from running_system.replica(values)
-            yield from running_system.scheduler(pooled)
-            egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
-            yield from running_system.addresses(stored, egress)
+        yield from stored.log_parts(conn)
+    yield from _held(values)
+
+
+def _held(values: Settings) -> Iterator[Finding]:
+    """What the tables hold."""
+    with database(values) as db, db.connection() as pooled:
+        yield from _pooling(pooled)
+        snapshot = configuration.read(pooled)
+        yield from _configuration(rules_of(snapshot, sealer=Sealer(values.secret_key)), snapshot)
+        yield from _administrator(values, pooled)
+        yield from running_system.held(pooled)
+        yield from running_system.connections(pooled)
+        yield from running_system.replica(values)
+        yield from running_system.scheduler(pooled)
+        egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
+        yield from running_system.addresses(snapshot, egress)
 
 
 def _pooling(conn: psycopg.Connection[Any]) -> Iterator[Finding]:

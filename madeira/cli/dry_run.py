@@ -11,7 +11,7 @@ import click
 from madeira.cli.apply import read
 from madeira.cli.common import configure_log, database, json_option, load, print_json
 from madeira.cli.endpoints import print_request
-from madeira.cli.filters import Whole
+from madeira.cli.filters import File, Whole
 from madeira.cli.listen import one_line
 from madeira.dry_run import Response, document
 from madeira.dry_run import dry_run as run
@@ -32,7 +32,7 @@ _FIELDS: Final = frozenset({"event_type", "payload", "parameters", "deliver_at",
 
 
 @click.command("dry-run")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=File())
 @click.option("--source", required=True, help="Source that would post it.")
 @click.option("--response-status", type=Whole(100, 999), help="An answer of the receivers, to be judged: its status.")
 @click.option(

@@ -1,7 +1,8 @@
-"""Values of options that several commands have: a time, a text that a filter may have, a share or a pace."""
+"""Values of options that several commands have: a time, a text that a filter may have, a share or a pace, a file."""
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -69,6 +70,19 @@ class Checked(click.ParamType[Any]):
             return self._check(value)
         except ValueError as e:
             self.fail(str(e), param, ctx)
+
+
+class File(click.Path):
+    """The name of a file that is read, or - for standard input. What cannot be read is told by whoever reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, allow_dash=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; an empty name would be that of the folder in which one is."""
+        if value == "":
+            self.fail("the name of the file is empty.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Key(click.ParamType[str]):

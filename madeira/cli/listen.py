@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from madeira.cli.common import json_option
@@ -45,12 +46,12 @@ _SECONDS: Final = Number(0, 3600)
     multiple=True,
     help="Secret that calls are signed with, best as env:NAME: a literal is seen in the list of processes. Several: any fits.",
 )
-@click.option("--status", default=200, show_default=True, type=Whole(100, 599), help="Status to answer with.")
+@click.option("--status", default=200, show_default=True, type=Whole(200, 599), help="Status to answer with.")
 @click.option("--body", default='{"success": true}', show_default=True, help="Body to answer with.")
 @click.option("--sample", is_flag=True, help="Answer by the event type, as `madeira up --demo` needs it.")
 @click.option("--slow", default=0.0, type=_SECONDS, metavar="SECONDS", help="Wait before each answer.")
 @click.option("--fail", default=0.0, type=_SHARE, metavar="SHARE", help="Answer this share of the calls with a failure.")
-@click.option("--fail-status", default=503, show_default=True, type=Whole(100, 599), help="Status of such a failure.")
+@click.option("--fail-status", default=503, show_default=True, type=Whole(200, 599), help="Status of such a failure.")
 @click.option("--hang", default=0.0, type=_SHARE, metavar="SHARE", help="Never answer this share of the calls.")
 @click.option("--drop", default=0.0, type=_SHARE, metavar="SHARE", help="Cut this share of the calls off without an answer.")
 @click.option("--refuse", default=0.0, type=_SECONDS, metavar="SECONDS", help="Refuse connections for so long at first.")
@@ -75,8 +76,7 @@ def listen(
     To see what becomes of an endpoint that misbehaves: shares are from 0 to 1, and counted, so that 0.25 is one of every four
     calls.
     """
-    if fail + hang + drop > 1:
-        raise click.UsageError("--fail, --hang and --drop must not be more than 1 together")
+    _check_together(fail=fail, hang=hang, drop=drop)
     faults = Faults(fail=fail, hang=hang, drop=drop, slow_s=slow, refuse_s=refuse)
     answers = SampleAnswers() if sample else FixedAnswer(status, body.encode())
     verifiers = [_verifier(s) for s in secret]
@@ -98,6 +98,26 @@ def listen(
             server.serve_forever()
         except KeyboardInterrupt:
             _say(as_json, {"stopped": True}, "stopped")
+
+
+def _check_together(**shares: float) -> None:
+    """What only means something together, or contradicts itself.
+
+    Raises:
+        click.UsageError: it does.
+    """
+    # In hundredths of hundredths: 0.33, 0.56 and 0.11 are more than 1 to a processor.
+    if sum(round(share * 10_000) for share in shares.values()) > 10_000:
+        given = [f"--{name} {share:g}" for name, share in shares.items() if share]
+        raise click.UsageError(
+            f"{' and '.join(given)} are {sum(shares.values()):g} of all calls together, and must not be more than 1"
+        )
+    given_to = click.get_current_context().get_parameter_source
+    is_given = {name for name in ("status", "body", "sample", "fail_status") if given_to(name) is not ParameterSource.DEFAULT}
+    if "fail_status" in is_given and not shares["fail"]:
+        raise click.UsageError("--fail-status needs --fail: without it no call is answered with a failure")
+    if "sample" in is_given and is_given & {"status", "body"}:
+        raise click.UsageError("--sample answers by the event type; leave --status and --body out, or --sample")
 
 
 def _say(as_json: bool, document: dict[str, Any], text: str) -> None:

@@ -22,11 +22,13 @@ _OWN: Final = "own"
 @json_option
 def log_level(level: str | None, for_s: int | None, reason: str | None, as_json: bool) -> None:
     """Tell, or change within two seconds, from which LEVEL on all processes log; `own` gives each its own again."""
+    if for_s is not None and level in (None, _OWN):
+        raise click.UsageError("--for goes with a level: debug, info, warning or error")
+    if level is not None and not reason:
+        raise click.UsageError("say why with --reason: it stands in the audit")
     values = load()
     settings.require(values, "database_url")
     configure_log(values)
-    if level is not None and not reason:
-        raise click.UsageError("say why with --reason: it stands in the audit")
     with database(values) as db, db.connection() as conn:
         if level is not None:
             wanted = None if level == _OWN else level

@@ -39,8 +39,9 @@ class _Commands(click.Group):
     """Tells whatever can be wrong outside of our code in one line, without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run; a terminal or file that cannot show a character gets its escape, and what was closed swallows what it gets."""
+        """Run; what a terminal or file cannot show gets its escape; what was closed is empty, or swallows what it gets."""
         # Python has None for a stream that was closed before the start, and the next file or socket would get its number.
+        sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
         sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         for stream in (sys.stdout, sys.stderr):

@@ -1,13 +1,11 @@
-"""What `madeira doctor` looks at beyond settings and servers: whether Madeira runs, keeps time, and has room, and whether
-whom it calls has an address.
+"""What `madeira doctor` looks at beyond settings and servers: whether Madeira runs and keeps time, and whether whom it calls has
+an address.
 """
 
-import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -30,9 +28,6 @@ _APART_S: Final = (1.0, 30.0)
 
 #: Share of Postgres' connections that may be taken.
 _TAKEN: Final = 0.8
-
-#: Room that should be, and must be, where the data is: bytes.
-_ROOM: Final = (2 * 2**30, 200 * 2**20)
 
 #: Hosts that are looked up, and seconds for all of them.
 _HOSTS: Final = 100
@@ -181,20 +176,6 @@ def connections(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
         return
     text = f"{used} of {most} of Postgres are in use: raise max_connections, or run fewer processes or smaller pools"
     yield Finding("warning", "connections", text)
-
-
-def disk(folder: Path, *, usage: Callable[[Path], Any] = shutil.disk_usage) -> Iterator[Finding]:
-    """Whether there is room where an embedded server keeps its data; of other machines nothing is known here."""
-    if not folder.is_dir():
-        return
-    free = usage(folder).free
-    good, bearable = _ROOM
-    text = f"{free / 2**30:,.1f} GiB are free where {folder} is"
-    if free >= good:
-        yield Finding("ok", "disk", text)
-        return
-    full = "; a full disk stops Postgres, and events are refused: make room, or move MADEIRA_DATA_DIR"
-    yield Finding("warning" if free >= bearable else "error", "disk", text + full)
 
 
 def addresses(found: Snapshot, egress: Egress, *, lookup: Lookup = socket.getaddrinfo) -> Iterator[Finding]:

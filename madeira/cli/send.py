@@ -88,6 +88,8 @@ def _bodies(event: str) -> Iterable[bytes]:
         return [line for line in sys.stdin.buffer.read().splitlines() if line.strip()]
     if event.lstrip().startswith("{"):
         return [event.encode()]
+    if not event.strip():
+        raise click.BadParameter("it is empty: name a file, give an event as JSON, or - for standard input", param_hint="EVENT")
     try:
         with open(event, "rb") as file:
             return [file.read()]

@@ -1,10 +1,8 @@
 """`madeira up`: one Madeira in one go, with embedded servers where no others are named."""
 
-import errno
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Final
 
 import click
 
-from madeira import metrics_files, settings
+from madeira import binding, metrics_files, settings
 from madeira.cli import common, demo
 from madeira.cli.apply import read, told
 from madeira.cli.common import json_option, url_of
@@ -36,7 +34,7 @@ _STOP_S: Final = 40.0
 @click.command()
 @click.option("--demo", "with_demo", is_flag=True, help="Add a sample receiver and sample events, and show what happens.")
 @json_option
-@click.option("--started-at", type=Number(), hidden=True, help="Unix time at which the person began to wait.")
+@click.option("--started-at", type=Number(0, 253_402_300_799), hidden=True, help="Unix time at which the person began to wait.")
 def up(with_demo: bool, as_json: bool, started_at: float | None) -> None:
     """Start everything, and stop it at Ctrl-C.
 
@@ -70,10 +68,10 @@ class _Up:
         self._folder.lock()
         try:
             self._end_leftovers()
-            _require_free(self._values.host, self._values.port, "MADEIRA_PORT")
+            binding.require(self._values.host, self._values.port, "MADEIRA_PORT")
             for name in ("metrics_port", "scheduler_metrics_port"):
                 if port := getattr(self._values, name):
-                    _require_free(self._values.host, port, f"MADEIRA_{name.upper()}")
+                    binding.require(self._values.host, port, f"MADEIRA_{name.upper()}")
             self._supervisor.handle_signals()
             try:
                 self._start()
@@ -226,19 +224,6 @@ class _Up:
                 egress_deny=values.egress_deny,
             )
         )
-
-
-def _require_free(host: str, port: int, name: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((host, port))
-        except (OSError, UnicodeError) as e:
-            code = getattr(e, "errno", None)
-            reason = getattr(e, "strerror", None) or "the host is no possible name"
-            wrong = name if code in (errno.EADDRINUSE, errno.EACCES) else "MADEIRA_HOST"
-            raise SettingsError(f"cannot listen on {host} port {port}: {reason}; set {wrong} to another one") from None
 
 
 def _script(name: str) -> list[str]:

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg import generators, pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from madeira.errors import StoreUnavailable
-from madeira.store import schema
+from madeira.store import schema, search_path
 
 T = TypeVar("T")
 
@@ -45,6 +46,9 @@ _UNSUPPORTED: Final = "unsupported startup parameter"
 #: Seconds that a new connection gets to say what it leads to.
 GREETING_S: Final = 2.0
 
+#: Times that a new connection asks again when it met a session in which no table is found although they are there.
+_GREETINGS: Final = 3
+
 #: A name that is set for the session only, so that a pooler which drops ``options`` without a word is found out.
 _DIRECT: Final = "madeira.direct"
 
@@ -66,6 +70,9 @@ class BoundedConnection(psycopg.Connection[Any]):
     """
 
     limit_s: float = math.inf
+
+    #: Whether nothing stands between us and the server; not known before the greeting.
+    _is_direct: bool = False
 
     #: When its plans were last made anew, by `time.monotonic`.
     _planned_at: float = -math.inf
@@ -113,10 +120,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         threshold, self.prepare_threshold = self.prepare_threshold, None
         self.limit_s = GREETING_S
         try:
-            try:
-                row = self.execute(_GREETING).fetchone()
-            except psycopg.errors.UndefinedTable:
-                row = self.execute(_SHORT_GREETING).fetchone()
+            row = self._answer()
         except BaseException:
             self.close()
             raise
@@ -126,7 +130,17 @@ class BoundedConnection(psycopg.Connection[Any]):
             self.close()
             raise psycopg.OperationalError(misfit)
         self.autocommit = autocommit
+        self._is_direct = row[0]
         self.prepare_threshold = threshold if row[0] else None
+
+    def _answer(self) -> Any:
+        for _ in range(_GREETINGS):
+            try:
+                return self.execute(_GREETING).fetchone()
+            except psycopg.errors.UndefinedTable as e:
+                if str(e) != search_path.SPOILT:
+                    break
+        return self.execute(_SHORT_GREETING).fetchone()
 
     @classmethod
     def _connect(cls, conninfo: str, kwargs: dict[str, Any]) -> "BoundedConnection":
@@ -141,19 +155,37 @@ class BoundedConnection(psycopg.Connection[Any]):
         """Wait for an answer, at most `limit_s` seconds.
 
         Raises:
-            psycopg.errors.UndefinedTable: with `schema.NO_TABLES` as its text, and the server's own words as its cause.
+            psycopg.errors.UndefinedTable: with `schema.NO_TABLES` or `search_path.SPOILT` as its text, and the server's own
+                words as its cause.
         """
         if timeout is None and self.limit_s != math.inf:
             timeout = self.limit_s
         try:
             return super().wait(gen, interval, timeout)
         except psycopg.errors.UndefinedTable as e:
-            raise psycopg.errors.UndefinedTable(schema.NO_TABLES) from e
+            raise psycopg.errors.UndefinedTable(self._why_not_found(str(e))) from e
         except psycopg.OperationalError as e:
             if type(e).__name__ == "_WaitTimeout":
                 self.pgconn.finish()
                 raise psycopg.OperationalError(f"Postgres did not answer within {timeout:g} s") from None
             raise
+
+    def _why_not_found(self, complaint: str) -> str:
+        """Whether tables are not there, or only not found in a session that a pooler has handed out; that is mended then.
+
+        A transaction is over afterwards, since it could only have been rolled back.
+        """
+        if self._is_direct or self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            return schema.NO_TABLES
+        in_transaction = self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+        try:
+            self.pgconn.send_query(search_path.look(complaint, in_transaction=in_transaction).encode())
+            *_, seen = super().wait(generators.execute(self.pgconn), timeout=min(self.limit_s, CHECK_S))
+        except psycopg.Error:
+            # Whatever came of it: what the connection would say next is not known.
+            self.pgconn.finish()
+            return schema.NO_TABLES
+        return search_path.SPOILT if seen.get_value(0, 0) == b"t" else schema.NO_TABLES
 
 
 class Database:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from madeira.errors import StoreError, StoreUnavailable
-from madeira.store import schema
+from madeira.store import schema, search_path
 from madeira.store.schema import FOLDER
 
 #: Seconds that a statement of a migration may wait for a lock, and with it everybody who comes after it.
@@ -128,15 +128,22 @@ def ahead(url: str) -> str | None:
         raise StoreUnavailable(f"Postgres is not available: {e}") from e
 
 
+def is_ahead(conn: "psycopg.Connection[Any]") -> bool:
+    """Whether migrations of a later version were applied."""
+    return not {name for (name,) in conn.execute(schema.APPLIED)} <= set(schema.known())
+
+
 def _connect(url: str, *, autocommit: bool = False, connect_timeout: int = 5) -> "psycopg.Connection[Any]":
     # Without prepared statements, which a pooler may not know.
-    return psycopg.connect(
+    conn = psycopg.connect(
         url,
         autocommit=autocommit,
         connect_timeout=connect_timeout,
         application_name="madeira migrate",
         prepare_threshold=None,
     )
+    conn.execute(search_path.MEND)
+    return conn
 
 
 def _take_lock(holder: "psycopg.Connection[Any]", patience_s: float) -> None:

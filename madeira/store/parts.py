@@ -45,6 +45,18 @@ _PARTS: Final = """
     ORDER BY c.relname
 """
 
+#: Of today and tomorrow, the days of which the log has no part: what comes then lies where it cannot go as a whole.
+_UNCOVERED: Final = """
+    WITH part AS (
+        SELECT regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \\((?:''(.*)''|MINVALUE)\\) TO \\(''(.*)''\\)') AS bounds
+        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'delivery_log'::regclass)
+    SELECT (wanted.at AT TIME ZONE 'UTC')::date
+    FROM (VALUES (clock_timestamp()), (clock_timestamp() + interval '1 day')) AS wanted (at)
+    WHERE NOT EXISTS (SELECT FROM part WHERE coalesce(bounds[1], '-infinity')::timestamptz <= wanted.at
+                      AND wanted.at < bounds[2]::timestamptz)
+"""
+
 #: The last day of which a row lies where no part was made for it.
 _LAST_OF_REST: Final = "SELECT max(recorded_at) FROM delivery_log_rest"
 
@@ -138,6 +150,11 @@ def parts(conn: psycopg.Connection[Any]) -> list[Part]:
         if (match := _NAME.fullmatch(name))
     ]
     return sorted(found, key=lambda part: part.last_day)
+
+
+def uncovered(conn: psycopg.Connection[Any]) -> list[date]:
+    """Of today and tomorrow (UTC), the days of which there is no part."""
+    return [day for (day,) in conn.execute(_UNCOVERED)]
 
 
 def make_ahead(conn: psycopg.Connection[Any], *, today: date | None = None, days: int = AHEAD) -> list[str]:

@@ -1,6 +1,7 @@
 """`madeira doctor` names each fault and its remedy; each is made first, in the servers where that is possible."""
 
 import base64
+import os
 import socket
 import threading
 import time
@@ -9,18 +10,19 @@ from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 
 from madeira.broker.queues import ROUTE, Queues
-from madeira.cli import doctor, running_system
+from madeira.cli import doctor, folders, running_system, stored
 from madeira.cli.findings import Finding
 from madeira.egress import Egress
 from madeira.embedded import free_port
 from madeira.routing.config import parse_toml
 from madeira.settings import Settings
-from madeira.store import configuration, holding
+from madeira.store import configuration, holding, parts
 from madeira.store.configuration import Snapshot
 from tests.collector import Collector
 
@@ -119,12 +121,52 @@ def test_connections_that_are_nearly_all_taken_are_told(conn: Connection, monkey
 
 @pytest.mark.parametrize(("free", "level"), [(3 * 2**30, "ok"), (2**30, "warning"), (100 * 2**20, "error")])
 def test_a_disk_that_fills_is_told_before_it_is_full(tmp_path: Path, free: int, level: str) -> None:
+    """Also of a folder that is not there yet."""
     usage = namedtuple("usage", "free")
-    found = only(running_system.disk(tmp_path, usage=lambda _: usage(free)))
-    assert found.level == level
-    assert ("make room" in found.text) == (level != "ok")
-    assert levels(running_system.disk(tmp_path / "none")) == []
-    assert len(levels(running_system.disk(tmp_path))) == 1
+    for folder in (tmp_path, tmp_path / "none" / "yet"):
+        found = next(folders.look(Settings(data_dir=folder), is_up=False, usage=lambda _: usage(free)))
+        assert (found.what, found.level) == ("disk", level)
+        assert ("make room" in found.text) == (level != "ok")
+
+
+def test_where_the_servers_are_elsewhere_room_for_the_metrics_will_do(tmp_path: Path) -> None:
+    values = Settings(database_url="postgresql://h/d", redis_url="redis://h/0", data_dir=tmp_path)
+    usage = namedtuple("usage", "free")
+    assert levels(folders.look(values, is_up=False)) == []
+    assert levels(folders.look(values, is_up=False, usage=lambda _: usage(10 * 2**20))) == ["warning"]
+    assert levels(folders.look(values, is_up=False, usage=lambda _: usage(2**20))) == ["error"]
+    assert levels(folders.look(values, is_up=True, usage=lambda _: usage(10 * 2**20))) == ["error", "warning"]
+
+
+def test_a_folder_that_cannot_be_used_is_told_with_the_setting_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in its place, or on the way to it; of the metrics only a warning where nobody has named a folder."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "data"):
+        found = only(folders.look(Settings(data_dir=folder), is_up=False))
+        assert (found.what, found.level, "MADEIRA_DATA_DIR" in found.text) == ("data folder", "error", True)
+        assert f"{tmp_path / 'file'} is not a folder" in found.text
+    values = Settings(database_url="postgresql://h/d", redis_url="redis://h/0", data_dir=tmp_path / "file")
+    assert levels(folders.look(values, is_up=False)) == ["warning"]
+    monkeypatch.setenv("MADEIRA_DATA_DIR", str(tmp_path / "file"))
+    assert levels(folders.look(values, is_up=False)) == ["error"]
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "file"))
+    assert "set PROMETHEUS_MULTIPROC_DIR" in only(folders.look(values, is_up=False)).text
+
+
+def test_a_folder_that_may_not_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folders.refusal(tmp_path / "data") is None
+    tmp_path.chmod(0o500)
+    if os.geteuid() == 0:
+        # Root may write everywhere; the kernel says of others what it would say of them.
+        monkeypatch.setattr(os, "access", lambda path, mode: bool(path.stat().st_mode & 0o200))
+    assert f"this user may not write into {tmp_path}" in str(folders.refusal(tmp_path / "data"))
+
+
+def test_an_address_that_this_machine_does_not_have_is_told() -> None:
+    found = [one for one in doctor._settings(Settings(host="192.0.2.1")) if one.what == "address"]
+    assert [(one.level, "MADEIRA_HOST" in one.text) for one in found] == [("warning", True)]
 
 
 def test_a_host_without_an_address_and_one_that_is_denied_are_told(conn: Connection) -> None:
@@ -173,7 +215,7 @@ def test_everything_is_looked_at_in_one_go(database_url: str, redis_url: str, tm
     values = Settings(database_url=database_url, redis_url=redis_url, data_dir=tmp_path)
     found = [*doctor._postgres(values), *doctor._redis(values), *running_system.clocks(doctor._clocks(values))]
     told = {one.what for one in found}
-    assert {"migrations", "scheduler", "connections", "workers", "redis memory", "clocks"} <= told
+    assert {"migrations", "tables", "scheduler", "connections", "workers", "redis memory", "clocks"} <= told
     assert not [one for one in found if "cannot be examined" in one.text]
 
 
@@ -216,3 +258,51 @@ def test_signing_secrets_that_can_be_tried_out_are_told_by_whose_they_are(monkey
     assert [(one.level, "source shop, endpoint ledger has" in one.text) for one in found] == [("warning", True)]
     good = parse_toml(text.replace("env:SHORT", long).replace(f'"{long[:-8]}"', f'"{long}"'), where="t")
     assert not [one for one in doctor._configuration(good, NOTHING) if one.what == "secrets"]
+
+
+@pytest.mark.new_database
+@pytest.mark.parametrize(
+    ("damage", "told", "code"),
+    [
+        ("DROP TABLE audit", "the table audit is missing", 1),
+        ("DROP INDEX event_identity", "CREATE UNIQUE INDEX CONCURRENTLY event_identity", 1),
+        ("ALTER TABLE event DISABLE TRIGGER USER", "ALTER TABLE event ENABLE TRIGGER event_move", 1),
+        ("ALTER TABLE delivery_log DETACH PARTITION {part}", "delivery_log has no part for ", 0),
+    ],
+    ids=["table", "index", "trigger", "part"],
+)
+def test_what_is_gone_of_the_tables_is_told_although_all_migrations_were_applied(
+    conn: Connection, database_url: str, damage: str, told: str, code: int
+) -> None:
+    conn.execute(damage.format(part=parts.parts(conn)[0].name).encode())
+    found = list(doctor._postgres(Settings(database_url=database_url)))
+    assert ("ok", "migrations") in {(one.level, one.what) for one in found}
+    (one,) = [one for one in found if told in one.text]
+    assert one.level == ("error" if code else "warning")
+
+
+@pytest.mark.new_database
+def test_of_very_much_that_is_gone_a_part_is_named_and_the_rest_counted(conn: Connection) -> None:
+    conn.execute("ALTER TABLE event DROP COLUMN created_at, DROP COLUMN traceparent")
+    conn.execute("DROP TABLE audit, episode, job_begun, job_part, job, lease, notice, reconcile_run, retention_day")
+    found = list(stored.tables(conn, is_ahead=False))
+    assert [one.text for one in found if "more" in one.text] == [
+        "and 1 more are missing or not usable: restore the database from a backup"
+    ]
+    assert {one.level for one in found} == {"error"}
+    assert len(found) == 11
+
+
+@pytest.mark.new_database
+def test_a_role_without_rights_is_told_what_to_type_instead_of_what_it_cannot_see(conn: Connection, database_url: str) -> None:
+    conn.execute("CREATE ROLE doctor_guest LOGIN PASSWORD 'x'")
+    try:
+        url = urlsplit(database_url)
+        as_guest = urlunsplit(url._replace(netloc=f"doctor_guest:x@{url.netloc.rpartition('@')[2]}"))
+        found = [
+            one for one in doctor._postgres(Settings(database_url=as_guest)) if one.what in ("rights", "migrations", "tables")
+        ]
+        assert [(one.level, one.what) for one in found] == [("error", "rights"), ("error", "rights")]
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO doctor_guest" in found[0].text
+    finally:
+        conn.execute("DROP OWNED BY doctor_guest; DROP ROLE doctor_guest")

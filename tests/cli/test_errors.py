@@ -14,8 +14,8 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from madeira import binding
 from madeira.cli.main import main
-from madeira.cli.up import _require_free
 from madeira.embedded import free_port
 from madeira.errors import SettingsError
 from tests.servers import with_database
@@ -95,6 +95,22 @@ def test_an_output_that_knows_ascii_only(environ: dict[str, str]) -> None:
     assert "there is no file /nowhere/d\xe9" in json.loads(done.stdout)[-1]["text"]
 
 
+def test_an_input_that_was_closed_is_an_empty_one(environ: dict[str, str]) -> None:
+    """No traceback of whoever wants to read it."""
+    told = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "madeira.cli", "dry-run", "-", "--source", "s"],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith("Error: -: the event is not strict JSON")
+    assert len(told.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_an_output_that_was_closed(environ: dict[str, str], closed: str) -> None:
     """Nobody hears the answer; the exit code is what it would be."""
@@ -121,7 +137,30 @@ def test_doctor_says_no_where_there_is_nothing_to_look_at(environ: dict[str, str
 def test_a_wrong_host_is_not_blamed_on_the_port(host: str) -> None:
     """Another port would not help."""
     with pytest.raises(SettingsError, match="set MADEIRA_HOST"):
-        _require_free(host, free_port(0), "MADEIRA_PORT")
+        binding.require(host, free_port(0), "MADEIRA_PORT")
+
+
+def test_a_port_in_use_is_waited_for_as_long_as_it_may_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed server leaves has it for a moment; one that stays is told with its own setting."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match="set MADEIRA_PORT"):
+            binding.require("127.0.0.1", port, "MADEIRA_PORT", patience_s=0.2)
+        monkeypatch.setattr(binding.time, "sleep", lambda _: taken.close())
+        binding.require("127.0.0.1", port, "MADEIRA_PORT", patience_s=60)
+
+
+def test_gunicorn_says_in_one_line_that_it_cannot_listen(environ: dict[str, str]) -> None:
+    """Instead of trying five times, in words that name no setting, with a warning of Python's in between."""
+    environ |= {"MADEIRA_HOST": "192.0.2.1", "MADEIRA_DATABASE_URL": "postgresql://127.0.0.1:1/d"}
+    environ["MADEIRA_REDIS_URL"] = "redis://127.0.0.1:1/0"
+    command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "deploy" / "gunicorn.conf.py"), "madeira.api:app"]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    first, told = (done.stdout + done.stderr).splitlines()
+    assert "Starting gunicorn" in first
+    assert told.startswith("madeira: cannot listen on 192.0.2.1 port 8000: ")
+    assert told.endswith("set MADEIRA_HOST to another one")
+    assert done.returncode == 1
 
 
 @pytest.mark.long

@@ -109,6 +109,36 @@ def test_a_number_is_written_in_plain_digits() -> None:
                 pytest.fail(f"{where} takes {odd!r} for {parameter.type.convert(odd, parameter, None)}")
 
 
+@pytest.mark.parametrize("where", numbers())
+def test_a_number_has_bounds_and_what_is_beyond_them_is_refused(where: str) -> None:
+    """Below zero, without end, or past what fits: nothing of it goes further."""
+    parameter = numbers()[where]
+    for odd in ("-1", "1e999", "9" * 19):
+        if where.endswith("job_id") and odd == "-1":
+            # There is none of that number, which is told.
+            continue
+        with pytest.raises(click.BadParameter):
+            pytest.fail(f"{where} takes {odd!r} for {parameter.type.convert(odd, parameter, None)}")
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("name", ["apply", "dry-run", "send"])
+def test_a_file_that_cannot_be_read_is_told_by_what_is_wrong_with_it(name: str, tmp_path: Path) -> None:
+    """An empty name is not the folder in which one is."""
+    more = {"apply": [], "dry-run": ["--source", "s"], "send": ["--source", "s", "--secret", "x"]}[name]
+    for file, told in (("", "empty"), (str(tmp_path), "Is a directory"), (str(tmp_path / "none"), "No such file")):
+        done = CliRunner().invoke(main, [name, file, *more])
+        assert done.exit_code in (1, 2)
+        assert told in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_how_long_a_level_holds_is_said_of_a_level_only() -> None:
+    for given in ([], ["own", "--reason", "x"]):
+        done = CliRunner().invoke(main, ["log-level", *given, "--for", "10"])
+        assert (done.exit_code, "--for goes with a level" in done.stderr) == (2, True)
+
+
 def test_every_command_stands_in_the_page_of_the_commands() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")]

@@ -93,7 +93,17 @@ def test_until_it_takes_connections_they_are_refused() -> None:
 
 def test_shares_that_are_more_than_all_are_refused() -> None:
     done = CliRunner().invoke(main, ["listen", "--port", "0", "--fail", "0.7", "--drop", "0.4"])
-    assert (done.exit_code, "not be more than 1" in done.output) == (2, True)
+    assert (done.exit_code, "--fail 0.7 and --drop 0.4 are 1.1 of all calls" in done.output) == (2, True)
+    for odd, told in (
+        (["--fail-status", "500"], "--fail-status needs --fail"),
+        (["--sample", "--status", "500"], "leave --status and --body out"),
+        (["--status", "100"], "200<=x<=599"),
+    ):
+        done = CliRunner().invoke(main, ["listen", "--port", "0", *odd])
+        assert (done.exit_code, told in done.output) == (2, True), done.output
+    # What a processor adds up to more than 1 goes further, as far as there is nowhere to listen.
+    done = CliRunner().invoke(main, ["listen", "--host", "a..b", "--fail", "0.33", "--hang", "0.56", "--drop", "0.11"])
+    assert (done.exit_code, "cannot listen" in done.output) == (1, True)
     assert CliRunner().invoke(main, ["listen", "--fail", "1.5"]).exit_code == 2
 
 

@@ -1,0 +1,243 @@
+"""What the migrations of this version make, and whether it is there: tables, columns, indexes, constraints, triggers, functions.
+
+The record of what was applied does not know of a table that somebody dropped, of an index whose building was broken off, nor of
+what a restore left out; and `madeira migrate`, which goes by that record, makes none of it again. What should be there stands in
+``migrations/inventory.json``, one thing a line. Nobody writes that file: `make inventory` makes it from a database that was
+migrated just now, by the same statement that looks at one in use, and a test holds it against such a database.
+
+What is there and stands in no list is no matter of ours: a later version may have made it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import psycopg
+from psycopg import sql
+
+from madeira.errors import StoreError
+from madeira.store import search_path
+from madeira.store.schema import FOLDER
+
+#: Where the list stands.
+FILE: Final = FOLDER / "inventory.json"
+
+Kind = Literal["table", "column", "part", "constraint", "index", "trigger", "function"]
+
+#: What is there, as far as a name leads to it without its schema. Parts of the log by day come and go: `_PARTS` looks at those.
+_FOUND: Final = """
+    WITH ours AS (
+        SELECT c.oid, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND n.nspname !~ '^(pg_|information_schema$)'
+            AND c.relname !~ '^delivery_log_[0-9]{8}(_kept)?$')
+    SELECT 'table', relname, relname, NULL, true FROM ours
+    UNION ALL
+    SELECT 'column', o.relname || '.' || a.attname, o.relname, NULL, true
+    FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid WHERE a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT 'part', o.relname, p.relname, NULL, true
+    FROM ours o JOIN pg_inherits i ON i.inhrelid = o.oid JOIN ours p ON p.oid = i.inhparent
+    UNION ALL
+    -- Those that have an index are whole if that is. NOT NULL is one since Postgres 18, and no name of ours.
+    SELECT 'constraint', c.conname, o.relname, pg_get_constraintdef(c.oid, true), coalesce(x.indisvalid, true)
+    FROM ours o JOIN pg_constraint c ON c.conrelid = o.oid
+        LEFT JOIN pg_index x ON x.indexrelid = c.conindid AND c.contype IN ('p', 'u', 'x')
+    WHERE c.contype IN ('c', 'f', 'p', 'u', 'x')
+    UNION ALL
+    SELECT 'index', i.relname, o.relname, pg_get_indexdef(i.oid, 0, true), x.indisvalid
+    FROM ours o JOIN pg_index x ON x.indrelid = o.oid JOIN pg_class i ON i.oid = x.indexrelid
+    WHERE NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conindid = i.oid AND c.contype IN ('p', 'u', 'x'))
+    UNION ALL
+    SELECT 'trigger', t.tgname, o.relname, pg_get_triggerdef(t.oid, true), t.tgenabled IN ('O', 'A')
+    FROM ours o JOIN pg_trigger t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal
+    UNION ALL
+    SELECT 'function', p.proname, '', NULL, true
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE pg_function_is_visible(p.oid) AND n.nspname !~ '^(pg_|information_schema$)'
+"""
+
+#: Parts of the log by day whose index of verdicts is not there, or not whole.
+_PARTS: Final = """
+    SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indexrelid = to_regclass(c.relname || '_one_verdict')
+    WHERE i.inhparent = to_regclass('delivery_log') AND c.relname ~ '^delivery_log_[0-9]' AND x.indisvalid IS NOT TRUE
+    ORDER BY c.relname
+"""
+
+#: What the role of this connection may not do in each table where it may not do all. What was applied is for `migrate` to write.
+_DENIED: Final = """
+    SELECT found.relname, array_agg(found.privilege ORDER BY found.place)
+    FROM (SELECT c.oid, c.relname, p.privilege, p.place
+          FROM unnest(%s::text[]) AS t (name) JOIN pg_class c ON c.oid = to_regclass(t.name)
+            CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) WITH ORDINALITY AS p (privilege, place)
+          WHERE c.relname <> 'schema_migration' OR p.privilege = 'SELECT') AS found
+    WHERE NOT has_table_privilege(found.oid, found.privilege)
+    GROUP BY found.relname ORDER BY found.relname
+"""
+
+#: Whether the role may make and drop parts of the log: who owns the table may, where it may make tables.
+_MAKES_PARTS: Final = """
+    SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'), pg_get_userbyid(c.relowner)
+    FROM pg_class c WHERE c.oid = to_regclass('delivery_log')
+"""
+
+_SCHEMA: Final = "SELECT current_schema()"
+
+#: Where the record of what was applied is, if it is there and its plain name does not lead to it.
+_ELSEWHERE: Final = """
+    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'), current_setting('search_path')
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relname = 'schema_migration' AND c.relkind = 'r' AND to_regclass('schema_migration') IS NULL
+    ORDER BY n.nspname LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """What a migration makes."""
+
+    kind: Kind
+    name: str
+    #: The table that it belongs to, or of which it is a part; empty when to none.
+    table: str
+    #: What makes it, as Postgres writes it; None where no statement can bring it back, or none that fits a line.
+    made_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is not as it should be."""
+
+    #: What, as a sentence begins with it.
+    what: str
+    remedy: str
+
+
+def known() -> list[Thing]:
+    """What this version's migrations make.
+
+    Raises:
+        StoreError: the list is not there.
+    """
+    try:
+        return [Thing(*line) for line in json.loads(FILE.read_text("utf-8"))]
+    except OSError:
+        raise StoreError(f"there is no {FILE}: the package is not complete; install it again") from None
+
+
+def text_of(conn: "psycopg.Connection[Any]") -> str:
+    """The list, as `FILE` holds it, of a database that was migrated just now."""
+    lines = [(thing.kind, thing.name, thing.table, thing.made_by) for thing, _ in _found(conn)]
+    return "[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n"
+
+
+def faults(conn: "psycopg.Connection[Any]", *, is_ahead: bool = False) -> Iterator[Fault]:
+    """What is missing or not usable of what this version's migrations make, each with what to do about it.
+
+    What belongs to a table that is not there is not told one by one. `is_ahead`: migrations of a later version were applied,
+    which may have replaced all but tables and columns.
+    """
+    found = {(thing.kind, thing.name, thing.table): (thing, is_whole) for thing, is_whole in _found(conn)}
+    tables = {name for kind, name, _ in found if kind == "table"}
+    for thing in known():
+        if is_ahead and thing.kind not in ("table", "column"):
+            continue
+        if thing.table and thing.table not in tables and thing.kind != "table":
+            continue
+        there = found.pop((thing.kind, thing.name, thing.table), None)
+        if there is None:
+            yield Fault(f"the {thing.kind} {thing.name}{_of(thing)} is missing", _how_to_make(thing))
+        elif not there[1]:
+            yield _unusable(thing)
+    for thing, is_whole in found.values():
+        if not is_whole and thing.kind == "index":
+            name = _quoted(thing.name)
+            yield Fault(f"the index {thing.name}{_of(thing)} is not usable, and none of ours", f"DROP INDEX CONCURRENTLY {name}")
+    if not is_ahead:
+        yield from _parts(conn)
+
+
+def denied(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
+    """What the role of `conn` may not do that the processes do, and what its administrator has to type."""
+    role = _quoted(conn.info.user)
+    tables = sorted(thing.name for thing in known() if thing.kind == "table")
+    missing: Mapping[str, list[str]] = dict(conn.execute(_DENIED, (tables,)).fetchall())
+    ((schema,),) = conn.execute(_SCHEMA)
+    if missing:
+        told = "; ".join(f"{', '.join(what)} in {table}" for table, what in list(missing.items())[:3])
+        more = f"; and in {len(missing) - 3} more tables" if len(missing) > 3 else ""
+        rights = "SELECT, INSERT, UPDATE, DELETE"
+        yield Fault(
+            f"the role {conn.info.user} may not {told}{more}",
+            f"GRANT {rights} ON ALL TABLES IN SCHEMA {_quoted(schema)} TO {role}",
+        )
+    for may, owner in conn.execute(_MAKES_PARTS):
+        if not may:
+            yield Fault(
+                f"the role {conn.info.user} may not make and drop the parts of delivery_log: old attempts stay for ever",
+                f"GRANT {_quoted(owner)} TO {role}; GRANT CREATE ON SCHEMA {_quoted(schema)} TO {role}",
+            )
+
+
+def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
+    """Why the session of `conn` does not see tables that are there, if that is so: they seem to be missing then."""
+    for schema, may, path in conn.execute(_ELSEWHERE):
+        role, quoted = _quoted(conn.info.user), _quoted(schema)
+        if not may:
+            yield Fault(f"the role {conn.info.user} may not use the schema {schema}", f"GRANT USAGE ON SCHEMA {quoted} TO {role}")
+            return
+        if path in ("", '""'):
+            yield Fault("this session finds no tables", search_path.SPOILT)
+            return
+        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path})"
+        yield Fault(what, f"ALTER ROLE {role} SET search_path = {quoted}; a pooler has to connect anew then (docs/operations.md)")
+
+
+def _found(conn: "psycopg.Connection[Any]") -> Iterator[tuple[Thing, bool]]:
+    # Not by the database, whose collation may be any.
+    for kind, name, table, made_by, is_whole in sorted(conn.execute(_FOUND), key=lambda row: row[:3]):
+        yield Thing(kind, name, table, made_by), is_whole
+
+
+def _of(thing: Thing) -> str:
+    return f" of {thing.table}" if thing.kind in ("part", "constraint", "index", "trigger") else ""
+
+
+def _how_to_make(thing: Thing) -> str:
+    name, table = _quoted(thing.name), _quoted(thing.table)
+    match thing.kind:
+        case "index":
+            return str(thing.made_by).replace("INDEX", "INDEX CONCURRENTLY", 1)
+        case "constraint":
+            return f"ALTER TABLE {table} ADD CONSTRAINT {name} {thing.made_by}"
+        case "trigger":
+            return str(thing.made_by)
+        case "part":
+            return f"ALTER TABLE {table} ATTACH PARTITION {name} DEFAULT"
+        case "function":
+            return f"run its CREATE FUNCTION, which stands in {FOLDER}"
+        case _:
+            return (
+                "what it held is gone: restore the database from a backup (docs/operations.md), `madeira migrate` makes none anew"
+            )
+
+
+def _unusable(thing: Thing) -> Fault:
+    name, table = _quoted(thing.name), _quoted(thing.table)
+    if thing.kind == "trigger":
+        return Fault(f"the trigger {thing.name}{_of(thing)} is switched off", f"ALTER TABLE {table} ENABLE TRIGGER {name}")
+    what = f"the index {thing.name}{_of(thing)} is not usable, since its building was broken off or goes on"
+    return Fault(what, f"if nobody is building it, REINDEX INDEX CONCURRENTLY {name}")
+
+
+def _parts(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
+    for (part,) in conn.execute(_PARTS).fetchall():
+        index, on = _quoted(f"{part}_one_verdict"), _quoted(part)
+        make = f"CREATE UNIQUE INDEX CONCURRENTLY {index} ON {on} (delivery_id, token, (outcome = 'late'))"
+        what = f"the index {part}_one_verdict of the part {part} of delivery_log is missing or not usable"
+        yield Fault(what, f"DROP INDEX IF EXISTS {index}; {make}")
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() and name.islower() else sql.Identifier(name).as_string(None)

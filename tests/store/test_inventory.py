@@ -1,0 +1,169 @@
+"""What the migrations make is held against what is there: each thing that is missing is told by its name, with a remedy."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+from madeira.store import inventory, parts
+from madeira.store.inventory import Fault
+
+Connection = psycopg.Connection[Any]
+
+pytestmark = pytest.mark.new_database
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[Connection]:
+    with psycopg.connect(database_url, autocommit=True) as c:
+        yield c
+
+
+def only(found: Iterator[Fault]) -> Fault:
+    (one,) = found
+    return one
+
+
+def test_the_list_is_what_the_migrations_make(conn: Connection) -> None:
+    """After a new migration: `make inventory`."""
+    assert inventory.FILE.read_text() == inventory.text_of(conn)
+
+
+#: What is done to a database, how the fault is told, and whether its remedy brings everything back.
+DAMAGES = [
+    ("DROP TABLE notice", "the table notice is missing", False),
+    ("ALTER TABLE event DROP COLUMN traceparent", "the column event.traceparent is missing", False),
+    ("DROP INDEX event_identity", "the index event_identity of event is missing", True),
+    ("DROP INDEX delivery_log_rest_one_verdict", "the index delivery_log_rest_one_verdict of delivery_log_rest is missing", True),
+    ("ALTER TABLE job DROP CONSTRAINT job_rate_check", "the constraint job_rate_check of job is missing", True),
+    ("ALTER TABLE tombstone DROP CONSTRAINT tombstone_pkey", "the constraint tombstone_pkey of tombstone is missing", True),
+    ("DROP TRIGGER delivery_move ON delivery", "the trigger delivery_move of delivery is missing", True),
+    ("ALTER TABLE event DISABLE TRIGGER event_move", "the trigger event_move of event is switched off", True),
+    (
+        "ALTER TABLE delivery_log DETACH PARTITION delivery_log_rest",
+        "the part delivery_log_rest of delivery_log is missing",
+        True,
+    ),
+    ("DROP FUNCTION first_of_key", "the function first_of_key is missing", False),
+]
+
+
+@pytest.mark.parametrize(("damage", "what", "is_mended"), DAMAGES, ids=[damage for damage, _, _ in DAMAGES])
+def test_what_is_missing_is_told_by_its_name_and_the_remedy_brings_it_back(
+    conn: Connection, damage: str, what: str, is_mended: bool
+) -> None:
+    assert list(inventory.faults(conn)) == []
+    conn.execute(damage.encode())
+    found = only(inventory.faults(conn))
+    assert found.what == what
+    if is_mended:
+        conn.execute(found.remedy.encode())
+        assert list(inventory.faults(conn)) == []
+
+
+def test_an_index_whose_building_was_broken_off_is_not_usable(conn: Connection) -> None:
+    """One of ours is built again, one that is left of something else is dropped."""
+    conn.execute("INSERT INTO lease (name, holder, until) VALUES ('a', 'x', now()), ('b', 'x', now())")
+    for name in ("job_unfinished", "lease_holder_ccnew"):
+        conn.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(name)))
+        # As whoever interrupts it leaves it: it cannot be unique.
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            conn.execute(sql.SQL("CREATE UNIQUE INDEX CONCURRENTLY {} ON lease (holder)").format(sql.Identifier(name)))
+    conn.execute("DELETE FROM lease")
+    found = list(inventory.faults(conn))
+    # The list has the first under its own table.
+    assert [one.what for one in found] == [
+        "the index job_unfinished of job is missing",
+        "the index job_unfinished of lease is not usable, and none of ours",
+        "the index lease_holder_ccnew of lease is not usable, and none of ours",
+    ]
+    for one in (found[1], found[0], found[2]):
+        conn.execute(one.remedy.encode())
+    assert list(inventory.faults(conn)) == []
+    conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'event_trace'::regclass")
+    broken = only(inventory.faults(conn))
+    assert broken.what.startswith("the index event_trace of event is not usable")
+    conn.execute(broken.remedy.partition(", ")[2].encode())
+    assert list(inventory.faults(conn)) == []
+
+
+def test_the_index_of_a_part_of_the_log_is_missed_too(conn: Connection) -> None:
+    """Parts come and go, so they stand in no list."""
+    assert parts.make_ahead(conn)
+    part = parts.parts(conn)[1].name
+    conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(f"{part}_one_verdict")))
+    found = only(inventory.faults(conn))
+    assert f"the part {part} of delivery_log" in found.what
+    for statement in found.remedy.split("; "):
+        conn.execute(statement.encode())
+    assert list(inventory.faults(conn)) == []
+
+
+def test_what_a_later_version_may_have_replaced_is_not_missed(conn: Connection) -> None:
+    """Tables and columns this version needs all the same; what is added is nobody's fault."""
+    conn.execute("DROP INDEX event_trace; CREATE TABLE later (id int); ALTER TABLE event ADD COLUMN later int")
+    assert list(inventory.faults(conn, is_ahead=True)) == []
+    conn.execute("ALTER TABLE event DROP COLUMN traceparent")
+    assert only(inventory.faults(conn, is_ahead=True)).what == "the column event.traceparent is missing"
+
+
+def test_days_without_a_part_are_told(conn: Connection) -> None:
+    """Also where the first part, which has no beginning, is the last one."""
+    assert parts.uncovered(conn) == []
+    (first,) = parts.parts(conn)
+    conn.execute(sql.SQL("ALTER TABLE delivery_log DETACH PARTITION {}").format(sql.Identifier(first.name)))
+    assert len(parts.uncovered(conn)) == 2
+    attach = sql.SQL(
+        "ALTER TABLE delivery_log ATTACH PARTITION {} FOR VALUES FROM (MINVALUE) TO (date_trunc('day', now()) + '1 day')"
+    )
+    conn.execute("SET timezone = 'Asia/Kathmandu'")
+    ((tomorrow,),) = conn.execute("SELECT (date_trunc('day', now() AT TIME ZONE 'UTC') + '1 day') AT TIME ZONE 'UTC'")
+    attach = sql.SQL("ALTER TABLE delivery_log ATTACH PARTITION {} FOR VALUES FROM (MINVALUE) TO ({})")
+    conn.execute(attach.format(sql.Identifier(first.name), sql.Literal(tomorrow)))
+    assert parts.uncovered(conn) == [tomorrow.astimezone(first.until.tzinfo).date()]
+
+
+@pytest.fixture
+def guest(conn: Connection, database_url: str) -> Iterator[Connection]:
+    """A role that owns nothing and may nothing."""
+    conn.execute("""CREATE ROLE "a guest" LOGIN PASSWORD 'x'""")
+    with psycopg.connect(conninfo.make_conninfo(database_url, user="a guest", password="x"), autocommit=True) as c:
+        yield c
+    conn.execute('DROP OWNED BY "a guest"; DROP ROLE "a guest"')
+
+
+@pytest.mark.direct
+def test_a_role_that_may_not_do_what_the_processes_do_is_told_what_to_type(conn: Connection, guest: Connection) -> None:
+    """Rights in the tables, and to make parts of the log; the owner of all has both."""
+    assert list(inventory.denied(conn)) == []
+    tables, log = inventory.denied(guest)
+    assert "SELECT, INSERT, UPDATE, DELETE in api_token" in tables.what
+    assert "parts of delivery_log" in log.what
+    conn.execute(tables.remedy.encode())
+    conn.execute('REVOKE DELETE ON job FROM "a guest"')
+    again, _ = inventory.denied(guest)
+    assert again.what == "the role a guest may not DELETE in job"
+    conn.execute('REVOKE INSERT ON schema_migration FROM "a guest"')
+    conn.execute(tables.remedy.encode())
+    conn.execute(log.remedy.encode())
+    assert list(inventory.denied(guest)) == []
+
+
+@pytest.mark.direct
+def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection, guest: Connection) -> None:
+    """By its search_path, or since its role may not use the schema; where there are none, they are not hidden."""
+    assert list(inventory.elsewhere(conn)) == []
+    conn.execute("SELECT set_config('search_path', '', false)")
+    assert "pg_dump" in only(inventory.elsewhere(conn)).remedy
+    conn.execute("SET search_path = nowhere")
+    found = only(inventory.elsewhere(conn))
+    assert "in the schema public, where this session does not look (search_path: nowhere)" in found.what
+    conn.execute("RESET search_path")
+    conn.execute("REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+    found = only(inventory.elsewhere(guest))
+    conn.execute(found.remedy.encode())
+    assert list(inventory.elsewhere(guest)) == []
+    conn.execute("DROP TABLE schema_migration")
+    assert list(inventory.elsewhere(conn)) == []
