@@ -315,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the stages that are asked for, in turn, as often as asked, and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=5000, help="events per stage")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each stage runs; stages take turns")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each stage runs; stages take turns")
     parser.add_argument("--processes", type=int, default=2, help="processes of the API and of the workers, each")
     parser.add_argument("--threads", type=int, default=24, help="threads per process")
     parser.add_argument("--only", nargs="*", default=["bare", "deliver", "end", "intake", "single", "idle"])
@@ -346,11 +346,14 @@ RATIOS = (
 
 
 def report(bench: Bench, rounds: int, only: Sequence[str]) -> None:
-    """Run the stages in turn and print what came of it."""
+    """Run the stages in turn and print what came of it.
+
+    Each round goes in the order opposite to the last: a machine that grows slower or faster meanwhile does so for all of them.
+    """
     rates: dict[str, list[float]] = {name: [] for name in STAGES if name in only}
     cpu: dict[str, list[dict[str, float]]] = {name: [] for name in rates}
-    for _ in range(rounds):
-        for name in rates:
+    for n in range(rounds):
+        for name in sorted(rates, key=list(STAGES).index, reverse=bool(n % 2)):
             rate, spent = bench.stage(name)
             rates[name].append(rate)
             cpu[name].append(spent)
