@@ -5,11 +5,11 @@ others, and since the threaded worker answers what it has accepted when it is to
 processes, never in the master; so ``--preload`` is safe.
 """
 
-import gc
 import sys
 from pathlib import Path
 
 from madeira import log as _log
+from madeira import process as _process
 from madeira import settings as _settings
 from madeira.errors import SettingsError
 
@@ -28,8 +28,7 @@ try:
 except SettingsError as e:
     sys.exit(f"madeira: {e}")
 
-# What was imported lives as long as the processes, which share it: no collection need look through it, least of all at the end.
-gc.freeze()
+_process.prepare()
 
 bind = f"[{_s.host}]:{_s.port}" if ":" in _s.host else f"{_s.host}:{_s.port}"
 workers = _s.processes

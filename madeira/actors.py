@@ -3,12 +3,12 @@
 Before anything imports prometheus-client its folder must be in the environment, so that comes first.
 """
 
-import gc
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
 
+from madeira import process
 from madeira import settings as _settings
 from madeira.errors import SettingsError
 
@@ -60,5 +60,4 @@ import actors.retention  # noqa: E402
 import actors.rollup  # noqa: E402
 import actors.route  # noqa: E402, F401
 
-# What was imported lives as long as the process: the collector need not look through it, least of all at the end.
-gc.freeze()
+process.prepare()

@@ -1,0 +1,43 @@
+"""What a process does for itself before it works."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from madeira import process
+
+SEEN = """
+import gc, os, threading
+from madeira import process
+{before}
+process.prepare()
+seen = []
+thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+thread.start()
+thread.join()
+print(gc.get_freeze_count() > 0, seen[0] == os.{policy})
+"""
+
+
+def seen(policy: str, before: str = "") -> str:
+    line = [sys.executable, "-c", SEEN.format(policy=policy, before=before)]
+    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has it")
+def test_threads_that_are_woken_take_no_processor_from_the_one_that_wakes_them() -> None:
+    assert seen("SCHED_BATCH") == "True True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has it")
+def test_where_the_kernel_allows_it_to_none_the_process_starts_all_the_same() -> None:
+    forbid = "def no(*_): raise PermissionError\nos.sched_setscheduler = no"
+    assert seen("SCHED_OTHER", forbid) == "True True\n"
+
+
+def test_a_system_without_such_policies_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setscheduler", raising=False)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    process.prepare()
