@@ -115,9 +115,6 @@ def test_days_without_a_part_are_told(conn: Connection) -> None:
     (first,) = parts.parts(conn)
     conn.execute(sql.SQL("ALTER TABLE delivery_log DETACH PARTITION {}").format(sql.Identifier(first.name)))
     assert len(parts.uncovered(conn)) == 2
-    attach = sql.SQL(
-        "ALTER TABLE delivery_log ATTACH PARTITION {} FOR VALUES FROM (MINVALUE) TO (date_trunc('day', now()) + '1 day')"
-    )
     conn.execute("SET timezone = 'Asia/Kathmandu'")
     ((tomorrow,),) = conn.execute("SELECT (date_trunc('day', now() AT TIME ZONE 'UTC') + '1 day') AT TIME ZONE 'UTC'")
     attach = sql.SQL("ALTER TABLE delivery_log ATTACH PARTITION {} FOR VALUES FROM (MINVALUE) TO ({})")
