@@ -16,8 +16,8 @@ from madeira.settings import Settings
 #: Room that should be, and must be, where an embedded server keeps its data: bytes.
 _ROOM: Final = (2 * 2**30, 200 * 2**20)
 
-#: The same where only the files of the metrics are: some megabytes for each process that ever ran.
-_METRICS_ROOM: Final = (16 * 2**20, 2 * 2**20)
+#: The same where only the files of the metrics are, without which all else goes on.
+_METRICS_ROOM: Final = (16 * 2**20, 0)
 
 Usage = Callable[[Path], Any]
 
@@ -39,10 +39,10 @@ def _metrics(values: Settings, usage: Usage) -> Iterator[Finding]:
     if why:
         # Whoever has named no folder may run the processes elsewhere.
         level: Level = "error" if settings.is_set(name) else "warning"
-        text = f"{why}; every process that is started here ends with that: mend it, or set {name}"
+        text = f"{why}; a process that is started here ends with that, or tells none of its numbers: mend it, or set {name}"
         yield Finding(level, "metrics folder", text)
         return
-    full = "a process that finds no room for its numbers is killed"
+    full = "what a process finds no room for is on no page of metrics"
     yield from (one for one in _room(folder, _METRICS_ROOM, full, name, usage) if one.level != "ok")
 
 
