@@ -43,12 +43,13 @@ def refusal_of_host(host: str) -> str | None:
 
 def _try(host: str, port: int) -> OSError | UnicodeError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        # A machine without IPv6 has not even a socket for it.
+        with socket.socket(family) as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             s.bind((host, port))
-        except (OSError, UnicodeError) as e:
-            return e
+    except (OSError, UnicodeError) as e:
+        return e
     return None
 
 

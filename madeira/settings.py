@@ -462,7 +462,8 @@ def multiproc_dir(settings: Settings, family: str) -> Path:
     except OSError as e:
         if e.errno not in _DISK:
             raise SettingsError(f"{name}: the folder {folder} of the metrics files cannot be made: {e.strerror}") from None
-    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+    # A broken disk says no even to whether the folder is there, which `exists` would raise.
+    if os.path.lexists(folder) and not os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY:
         raise SettingsError(f"{name}: this user may not write into {folder}, the folder of the metrics files")
     os.environ[_MULTIPROC] = str(folder)
     return folder
