@@ -56,7 +56,7 @@ _RAISE: Final = "UPDATE configuration SET version = version + 1, changed_at = cl
 
 #: Everything, as of one moment: one statement sees one snapshot.
 _READ: Final = """
-    SELECT 'configuration', '' COLLATE "C", NULL, version, changed_at, changed_at, 0, 'active', NULL::timestamptz
+    SELECT 'configuration', '' COLLATE "C", NULL, version, NULL::timestamptz, NULL::timestamptz, 0, 'active', NULL::timestamptz
     FROM configuration
     UNION ALL SELECT 'source', name, spec, version, created_at, updated_at, 0, 'active', NULL FROM source
     UNION ALL SELECT 'endpoint', name, spec, version, created_at, updated_at, 0, state, state_since FROM endpoint

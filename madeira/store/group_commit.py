@@ -101,11 +101,6 @@ class GroupCommit(Generic[In, Out]):
         self._thread: threading.Thread | None = None
         self._conn: BoundedConnection | None = None
 
-    @property
-    def waiting(self) -> int:
-        """How many items wait for their group."""
-        return len(self._waiting)
-
     def start(self) -> None:
         """Start the committing thread; `submit` does so by itself. Call it in the process that uses it, after a fork."""
         with self._changed:

@@ -282,11 +282,11 @@ _SERIES: Final = f"""
     GROUP BY 1
 """  # noqa: S608
 
-#: Accepted events of one source or of all.
+#: Accepted events of all sources.
 _ACCEPTED: Final = """
     SELECT date_bin(%(step)s, bucket, 'epoch'::timestamptz), sum(accepted)
     FROM rollup_source
-    WHERE span = %(span)s AND bucket >= %(since)s AND (%(source)s::text IS NULL OR source = %(source)s)
+    WHERE span = %(span)s AND bucket >= %(since)s
     GROUP BY 1
 """
 
@@ -296,17 +296,16 @@ def series(
     of: Range,
     *,
     endpoint: str | None = None,
-    source: str | None = None,
     now: datetime | None = None,
 ) -> list[Point]:
     """The points of a range up to `now` (the database's time), the earliest first; where nothing happened there are zeros.
 
-    `endpoint` and `source` narrow it to one; accepted events are not counted by endpoint.
+    `endpoint` narrows it to one, by which accepted events are not counted.
     """
     params: dict[str, Any] = {"step": of.step, "points": of.points, "span": of.span, "now": now}
     at = [row[0] for row in conn.execute(_POINTS, params)]
-    params |= {"since": at[0], "endpoint": endpoint, "source": source}
-    numbers = {row[0]: _numbers(row[1:]) for row in conn.execute(_SERIES, params)} if source is None else {}
+    params |= {"since": at[0], "endpoint": endpoint}
+    numbers = {row[0]: _numbers(row[1:]) for row in conn.execute(_SERIES, params)}
     accepted = dict(conn.execute(_ACCEPTED, params).fetchall()) if endpoint is None else {}
     return [Point(moment, int(accepted.get(moment, 0)), numbers.get(moment) or _NOTHING) for moment in at]
 

@@ -49,7 +49,7 @@ def submit(group: GroupCommit[Any, Any], item: Any, timeout_s: float | None = 30
 
 
 def until_waiting(group: GroupCommit[Any, Any], n: int) -> None:
-    until(lambda: group.waiting == n)
+    until(lambda: len(group._waiting) == n)
 
 
 class Caller(threading.Thread):

@@ -214,7 +214,7 @@ def test_company_is_waited_for_under_load_only(database: Database, grouped: Grou
     threads += [threading.Thread(target=commits.submit, args=("second", 10)) for _ in range(2)]
     for thread in threads[1:]:
         thread.start()
-    until(lambda: commits.waiting == 2)
+    until(lambda: len(commits._waiting) == 2)
     go_on.set()
     for thread in threads:
         thread.join()
