@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from madeira import settings
-from madeira.cli.acting import Reason
+from madeira.cli.acting import maybe_reason_option
 from madeira.cli.common import configurator, json_option, load, person, print_json
 from madeira.cli.filters import File
 from madeira.errors import ConfigurationInvalid, SettingsError
@@ -24,7 +24,7 @@ from madeira.routing.apply import Difference
     is_flag=True,
     help="Seal secrets with the key here although it does not open what is stored. Every process must have that key.",
 )
-@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
+@maybe_reason_option
 @json_option
 def apply(file: Path, dry_run: bool, prune: bool, replace_secrets: bool, reason: str | None, as_json: bool) -> None:
     """Bring sources, endpoints and routes to what FILE (TOML; - for standard input) says, all or nothing.

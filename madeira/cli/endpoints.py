@@ -7,7 +7,7 @@ import click
 from rich.text import Text
 
 from madeira.cli import tables
-from madeira.cli.acting import Reason, ask
+from madeira.cli.acting import ask, maybe_reason_option
 from madeira.cli.common import configurator, configure_log, database, json_option, load, person, print_json
 from madeira.cli.listen import one_line
 from madeira.delivery.client import Caller
@@ -75,7 +75,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--type", "event_type", default=EVENT_TYPE, show_default=True, help="Type of the event that is sent.")
 @click.option("--payload", default=PAYLOAD, show_default=True, help="Its payload, as JSON.")
 @click.option("--target-uri", help="The address to call, for an endpoint that calls the one of the event.")
-@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
+@maybe_reason_option
 @json_option
 def test(name: str, event_type: str, payload: str, target_uri: str | None, reason: str | None, as_json: bool) -> None:
     """Call an endpoint once, and tell what came of it.

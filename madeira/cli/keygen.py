@@ -3,7 +3,7 @@
 import click
 
 from madeira import sealing
-from madeira.cli.acting import Reason
+from madeira.cli.acting import maybe_reason_option
 from madeira.cli.common import configurator, json_option, load, person, print_json
 
 
@@ -23,7 +23,7 @@ def keygen(as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--reason", type=Reason(needed=False), help="Why, for the audit.")
+@maybe_reason_option
 @json_option
 def reencrypt(reason: str | None, as_json: bool) -> None:
     """Seal all secrets anew that the first key of MADEIRA_SECRET_KEY has not sealed.

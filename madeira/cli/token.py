@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from madeira.cli import tables
-from madeira.cli.acting import Reason
+from madeira.cli.acting import maybe_reason_option
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
 from madeira.ids import NAME
 from madeira.states import Role
@@ -42,7 +42,7 @@ def token() -> None:
 @click.argument("name")
 @click.option("--role", required=True, type=click.Choice([str(r) for r in Role]), help="What it may do.")
 @click.option("--expires", type=_Life(), metavar="TIME", help="How long it holds: 12h, 30d, 8w. Absent: until it is revoked.")
-@click.option("--reason", type=Reason(needed=False), help="Why it is made; kept in the audit.")
+@maybe_reason_option
 @json_option
 def create(name: str, role: str, expires: float | None, reason: str | None, as_json: bool) -> None:
     """Make a token and print it, which happens only this once.
@@ -65,7 +65,7 @@ def create(name: str, role: str, expires: float | None, reason: str | None, as_j
 
 @token.command()
 @click.argument("name")
-@click.option("--reason", type=Reason(needed=False), help="Why it is revoked; kept in the audit.")
+@maybe_reason_option
 @json_option
 def revoke(name: str, reason: str | None, as_json: bool) -> None:
     """End a token; it holds for at most two seconds more."""
