@@ -1,4 +1,4 @@
-"""Numbers in texts (settings, options of commands), read as they look and no other way.
+"""Numbers in texts (settings, options of commands, requests, answers), read as they look and no other way.
 
 Python's own readers take more: ``1_0`` for ten, space around, the digits of every script, ``nan`` and ``inf``. A value that is
 taken for another than whoever typed it meant is worse than one that is refused.
@@ -36,3 +36,8 @@ def number(text: str) -> float:
     if math.isinf(found):
         raise ValueError(f"{text!r} is too large")
     return found
+
+
+def plain(text: str, most: int) -> int | None:
+    """What 1 to `most` digits 0 to 9 say; None of any other text, also of one with a sign."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= most else None

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import falcon
 
-from madeira import reasons
+from madeira import digits, reasons
 from madeira.api import problems
 from madeira.api.problems import FieldError
 
@@ -104,10 +104,10 @@ def whole(low: int, high: int) -> Check:
     """A whole number from `low` to `high`."""
 
     def check(given: str) -> int:
-        digits = given if given.isascii() and given.isdigit() and len(given) <= len(str(high)) else ""
-        if not digits or not low <= int(digits) <= high:
+        number = digits.plain(given, len(str(high)))
+        if number is None or not low <= number <= high:
             raise ValueError(f"must be a whole number from {low} to {high}")
-        return int(digits)
+        return number
 
     return check
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import falcon
 
+from madeira import digits
 from madeira.api import query
 from madeira.api.answers import jsonable, show_digests
 from madeira.api.problems import Problem
@@ -99,9 +100,10 @@ class _OfDeadLetter(Page):
             Problem: 404.
         """
         found = None
-        if delivery_id.isascii() and delivery_id.isdigit() and len(delivery_id) <= _DIGITS:
+        number = digits.plain(delivery_id, _DIGITS)
+        if number is not None:
             with self.house.database.connection() as connection:
-                found = store.find(connection, int(delivery_id))
+                found = store.find(connection, number)
         if found is None:
             said = f"there is no dead letter {delivery_id[:32]!a}: it is not dead (any more), or there is no such delivery"
             raise Problem(404, said, name="unknown-dead-letter")

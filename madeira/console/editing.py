@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import falcon
 
+from madeira import digits
 from madeira.api import query
 from madeira.api.admin import objects as api
 from madeira.api.problems import Problem, forbidden
@@ -315,12 +316,12 @@ def _expected(form: Mapping[str, str], shown: Shown) -> int:
         Problem: 400, it names none.
         Stale: it is not the present one.
     """
-    given = form.get("version", "")
-    if not (given.isascii() and given.isdigit() and len(given) < 18):
+    given = digits.plain(form.get("version", ""), 17)
+    if given is None:
         raise Problem(400, "the form does not say of which version it was made: go back and load the page again")
-    if not _is_same(form, shown) or int(given) != shown.version:
+    if not _is_same(form, shown) or given != shown.version:
         raise Stale(f"the {shown.kind} {shown.name!r} has been changed since this page was loaded; look at it again")
-    return int(given)
+    return given
 
 
 def _rebased(

@@ -5,6 +5,7 @@ from typing import Any, Final, cast
 
 import falcon
 
+from madeira import digits
 from madeira.api.problems import FieldError, invalid
 from madeira.api.query import Check
 from madeira.console import asking, words
@@ -41,9 +42,10 @@ def ticked(req: falcon.Request) -> tuple[int, ...]:
     """
     given = cast("dict[str, Any]", req.params).pop("id", [])
     told = [given] if isinstance(given, str) else list(given)
-    if len(told) > _MOST or not all(one.isascii() and one.isdigit() and len(one) <= _DIGITS and int(one) for one in told):
+    ids = [found for one in told if (found := digits.plain(one, _DIGITS))]
+    if len(told) > _MOST or len(ids) != len(told):
         raise invalid([FieldError("id", f"must be ids of deliveries, {_MOST} at most")])
-    return tuple(int(one) for one in told)
+    return tuple(ids)
 
 
 def wanted(values: Mapping[str, Any], ids: tuple[int, ...] = ()) -> Selection:

@@ -19,6 +19,8 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
+from madeira import digits
+
 #: Seconds that a timestamp may differ from the verifier's clock, either way.
 WINDOW_S: Final = 300
 
@@ -64,9 +66,8 @@ def verify(secrets: Sequence[str], timestamp: str | None, signature: str | None,
 
 def is_fresh(timestamp: str, now: float) -> bool:
     """Whether `timestamp`, in Unix seconds, is at most `WINDOW_S` from `now`; a malformed one is not."""
-    if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
-        return False
-    return abs(int(timestamp) - now) <= WINDOW_S
+    at = digits.plain(timestamp, 12)
+    return at is not None and abs(at - now) <= WINDOW_S
 
 
 def standard_key(secret: str) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from madeira import digits
 from madeira.delivery.answer import MAX_BODY, CallFailed
 from madeira.states import ErrorCode
 
@@ -154,10 +155,10 @@ def _parse_head(raw: bytes) -> Head:
 
 def _content_length(value: str) -> int:
     lengths = {part.strip() for part in value.split(",")}
-    text = lengths.pop()
-    if lengths or not text.isascii() or not text.isdigit() or len(text) > 18:
+    length = digits.plain(lengths.pop(), 18)
+    if lengths or length is None:
         raise CallFailed(ErrorCode.PROTOCOL, "the answer's Content-Length is not one number")
-    return int(text)
+    return length
 
 
 def _read_length(receive: Receive, data: bytes, length: int) -> tuple[bytes, bytes, bool]:

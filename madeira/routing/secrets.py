@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from madeira import digits
 from madeira.routing.fields import FIELDS, Field, Kind
 from madeira.routing.values import ENV_PREFIX, HIDDEN, is_hidden
 from madeira.sealing import Sealer, SealError, is_sealed
@@ -159,5 +160,5 @@ def kept(kind: Kind, document: Mapping[str, Any], before: Mapping[str, Any], pro
 
 
 def _number(text: str) -> int:
-    digits = text.removeprefix(f"{HIDDEN}:")
-    return int(digits) - 1 if digits.isascii() and digits.isdigit() and len(digits) < 4 else -1
+    found = digits.plain(text.removeprefix(f"{HIDDEN}:"), 3)
+    return -1 if found is None else found - 1

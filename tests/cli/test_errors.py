@@ -1,5 +1,6 @@
 """What a person sees who asks for something impossible: one line and an exit code, never a traceback."""
 
+import errno
 import json
 import os
 import signal
@@ -138,6 +139,17 @@ def test_a_wrong_host_is_not_blamed_on_the_port(host: str) -> None:
     """Another port would not help."""
     with pytest.raises(SettingsError, match="set MADEIRA_HOST"):
         binding.require(host, free_port(0), "MADEIRA_PORT")
+
+
+def test_a_machine_without_ipv6_is_told_to_have_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a socket can be had there."""
+
+    def none(family: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(binding.socket, "socket", none)
+    with pytest.raises(SettingsError, match=r"cannot listen on ::1 .*set MADEIRA_HOST"):
+        binding.require("::1", 8000, "MADEIRA_PORT")
 
 
 def test_a_port_in_use_is_waited_for_as_long_as_it_may_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
