@@ -79,6 +79,7 @@ class _Server(ThreadingHTTPServer):
 class _Page(BaseHTTPRequestHandler):
     timeout = _TIMEOUT_S
     server: _Server
+    _is_other_method = False
 
     def do_GET(self) -> None:
         if self.path.split("?")[0] != "/metrics":
@@ -113,5 +114,3 @@ class _Page(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: a scrape is no event."""
-
-    _is_other_method = False

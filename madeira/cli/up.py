@@ -30,11 +30,14 @@ from madeira.store.migrate import migrate
 #: Seconds that API and workers get to finish what they have in hand.
 _STOP_S: Final = 40.0
 
+#: The last second that has a date (in the year 9999), as Unix time.
+_LAST_S: Final = 253_402_300_799
+
 
 @click.command()
 @click.option("--demo", "with_demo", is_flag=True, help="Add a sample receiver and sample events, and show what happens.")
 @json_option
-@click.option("--started-at", type=Number(0, 253_402_300_799), hidden=True, help="Unix time at which the person began to wait.")
+@click.option("--started-at", type=Number(0, _LAST_S), hidden=True, help="Unix time at which the person began to wait.")
 def up(with_demo: bool, as_json: bool, started_at: float | None) -> None:
     """Start everything, and stop it at Ctrl-C.
 
