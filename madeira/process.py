@@ -12,9 +12,11 @@ def prepare() -> None:
 
     A thread that is woken takes no processor from one that works (``SCHED_BATCH``, sched(7)): as a rule it would be the one that
     woke it and that holds Python's lock, and the two would change places twice for nothing. An idle processor takes it at
-    once, as ever. Where the kernel has no such policy, or allows none, all else goes on.
+    once, as ever. Where the kernel has no such policy, or allows none, all else goes on. So it does where whoever started the
+    process has chosen another policy (``chrt``, ``CPUSchedulingPolicy=`` of systemd), which stays.
     """
     gc.freeze()
     # Not every system has these names.
     with suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -37,6 +37,11 @@ def test_where_the_kernel_allows_it_to_none_the_process_starts_all_the_same() ->
     assert seen("SCHED_OTHER", forbid) == "True True\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has it")
+def test_a_policy_that_somebody_has_chosen_stays() -> None:
+    assert seen("SCHED_IDLE", "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))") == "True True\n"
+
+
 def test_a_system_without_such_policies_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setscheduler", raising=False)
     monkeypatch.setattr("gc.freeze", lambda: None)
