@@ -1,6 +1,8 @@
 """The pages of workers and scheduler: what they answer, and who serves the one of a port that several want."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from structlog.testing import capture_logs
 
 from madeira import metrics_page
 from madeira.broker.exposition import Exposition
+from madeira.embedded import free_port
 
 #: Seconds between two tries of those that wait for a port here.
 PERIOD_S = 0.01
@@ -247,3 +250,25 @@ class Thrice:
     def wait(self, _timeout_s: float) -> None:
         """Count."""
         self.left -= 1
+
+
+_SIGNALLED = """
+import os, signal
+from madeira.broker.exposition import Exposition
+Exposition(host="127.0.0.1", port={port}, token="", folder=None).start()
+known = {{signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}}
+signal.pthread_sigmask(signal.SIG_BLOCK, known)
+for one in known:
+    signal.signal(one, lambda *_: None)
+    os.kill(os.getpid(), one)
+print(signal.sigpending() == known)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, known)
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) & known == set())
+"""
+
+
+def test_a_signal_waits_for_the_main_thread_while_that_cannot_take_it() -> None:
+    """In the thread of the page it would wake nobody: a scheduler that stood still for a moment slept for ever then."""
+    code = _SIGNALLED.format(port=free_port())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.split(), done.returncode) == (["True", "True"], 0), done.stderr

@@ -24,6 +24,10 @@ _log = log.get(__name__)
 #: Seconds between two tries to serve the page; shorter than the usual distance of two scrapes.
 PERIOD_S: Final = 5.0
 
+#: Signals that the main thread handles. While it cannot take one, which is so after the process has stood still, the kernel gives
+#: it to any other thread that does not block it.
+_FOR_MAIN: Final = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
 _SHARED: Final = "another process serves the page of this folder; this one takes its place when it ends"
 _OTHERS: Final = "the page that is served there tells the numbers of another folder; nobody serves this one's"
 _STRANGE: Final = "nothing that listens there answers as a page of numbers of Madeira's; nobody serves this one's"
@@ -76,8 +80,12 @@ class Exposition:
         self._thread = threading.Thread(target=self._run, daemon=True, name="madeira-metrics")
 
     def start(self) -> None:
-        """Begin, in a thread."""
-        self._thread.start()
+        """Begin, in a thread that takes no signal: what waits in the main one, as the scheduler does, would not wake for it."""
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_MAIN)
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def stop(self) -> None:
         """Let go of the port, and end the thread."""

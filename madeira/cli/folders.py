@@ -51,10 +51,11 @@ def refusal(folder: Path) -> str | None:
     there = nearest(folder)
     if not there.is_dir():
         return f"{there} is not a folder" + (f", so {folder} cannot be made" if there != folder else "")
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"this user may not write into {there}" + (f", so {folder} cannot be made" if there != folder else "")
+    # Of such a disk the kernel also says that nobody may write, whatever the rights.
     if os.statvfs(there).f_flag & os.ST_RDONLY:
         return f"{there} is on a disk that is mounted for reading only"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"this user may not write into {there}" + (f", so {folder} cannot be made" if there != folder else "")
     return None
 
 

@@ -87,7 +87,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 
         Raises:
             psycopg.OperationalError: nobody answers, or not with a server that takes writes, or not with tables on which this
-                version can work.
+                version can work, or which this role may read.
         """
         try:
             conn = cls._connect(conninfo, kwargs)
@@ -95,6 +95,10 @@ class BoundedConnection(psycopg.Connection[Any]):
         except psycopg.OperationalError as e:
             told(" ".join(str(e).split()))
             raise
+        except psycopg.errors.InsufficientPrivilege as e:
+            denied = f"{e.diag.message_primary} (`madeira doctor` says what to grant)"
+            told(denied)
+            raise psycopg.OperationalError(denied) from e
         told(None)
         conn.limit_s = limit_s
         conn._planned_at = time.monotonic()

@@ -86,11 +86,15 @@ _SCHEMA: Final = "SELECT current_schema()"
 
 #: Where the record of what was applied is, if it is there and its plain name does not lead to it.
 _ELSEWHERE: Final = """
-    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'), current_setting('search_path')
+    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'), current_setting('search_path'),
+        (SELECT reset_val FROM pg_settings WHERE name = 'search_path')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relname = 'schema_migration' AND c.relkind = 'r' AND to_regclass('schema_migration') IS NULL
     ORDER BY n.nspname LIMIT 1
 """
+
+#: What an empty `search_path` looks like.
+_EMPTY: Final = ("", '""')
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +186,15 @@ def denied(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
 
 def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
     """Why the session of `conn` does not see tables that are there, if that is so: they seem to be missing then."""
-    for schema, may, path in conn.execute(_ELSEWHERE):
+    for schema, may, path, began_with in conn.execute(_ELSEWHERE):
         role, quoted = _quoted(conn.info.user), _quoted(schema)
         if not may:
             yield Fault(f"the role {conn.info.user} may not use the schema {schema}", f"GRANT USAGE ON SCHEMA {quoted} TO {role}")
             return
-        if path in ("", '""'):
+        if path in _EMPTY and began_with not in _EMPTY:
             yield Fault("this session finds no tables", search_path.SPOILT)
             return
-        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path})"
+        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path or 'empty'})"
         yield Fault(what, f"ALTER ROLE {role} SET search_path = {quoted}; a pooler has to connect anew then (docs/operations.md)")
 
 

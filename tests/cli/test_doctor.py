@@ -25,6 +25,7 @@ from madeira.settings import Settings
 from madeira.store import configuration, holding, parts
 from madeira.store.configuration import Snapshot
 from tests.collector import Collector
+from tests.disks import mounted
 
 Connection = psycopg.Connection[Any]
 
@@ -161,6 +162,12 @@ def test_a_folder_that_may_not_be_written_to_is_told(tmp_path: Path, monkeypatch
         # Root may write everywhere; the kernel says of others what it would say of them.
         monkeypatch.setattr(os, "access", lambda path, mode: bool(path.stat().st_mode & 0o200))
     assert f"this user may not write into {tmp_path}" in str(folders.refusal(tmp_path / "data"))
+
+
+def test_a_disk_for_reading_only_is_told_as_such() -> None:
+    """It is no matter of this user's rights."""
+    with mounted("ro") as folder:
+        assert "mounted for reading only" in str(folders.refusal(folder / "data"))
 
 
 def test_an_address_that_this_machine_does_not_have_is_told() -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from madeira.errors import StoreUnavailable
 from madeira.store import events
@@ -86,6 +87,24 @@ def test_why_connecting_failed_is_told(away: Database, database_url: str) -> Non
     with database.connection(), pytest.raises(StoreUnavailable, match="in time"):
         one(database)
     database.close()
+
+
+@pytest.mark.direct
+def test_a_role_that_may_not_read_the_tables_is_told_so(database_url: str) -> None:
+    """On every road, and with what says the remedy."""
+    with psycopg.connect(database_url, autocommit=True) as administrator:
+        administrator.execute("CREATE ROLE stranger LOGIN PASSWORD 'x'")
+        url = conninfo.make_conninfo(database_url, user="stranger", password="x")
+        database = Database(url=url, application="tests", pool_max=1, connect_timeout_s=0.2)
+        database.open()
+        told = "permission denied for table schema_migration .*madeira doctor"
+        with pytest.raises(StoreUnavailable, match=told):
+            one(database)
+        with pytest.raises(StoreUnavailable, match=told):
+            database.connect()
+        assert "permission denied" in (database.trouble(0.2) or "")
+        database.close()
+        administrator.execute("DROP ROLE stranger")
 
 
 def test_the_probe_asks_now(own_postgres: OwnPostgres) -> None:

@@ -149,11 +149,13 @@ def test_a_role_that_may_not_do_what_the_processes_do_is_told_what_to_type(conn:
 
 
 @pytest.mark.direct
-def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection, guest: Connection) -> None:
+def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection, guest: Connection, database_url: str) -> None:
     """By its search_path, or since its role may not use the schema; where there are none, they are not hidden."""
     assert list(inventory.elsewhere(conn)) == []
     conn.execute("SELECT set_config('search_path', '', false)")
     assert "pg_dump" in only(inventory.elsewhere(conn)).remedy
+    with psycopg.connect(database_url, options="-c search_path=") as c:
+        assert "ALTER ROLE" in only(inventory.elsewhere(c)).remedy, "no pooler has done that: the session began so"
     conn.execute("SET search_path = nowhere")
     found = only(inventory.elsewhere(conn))
     assert "in the schema public, where this session does not look (search_path: nowhere)" in found.what
