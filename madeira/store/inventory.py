@@ -5,7 +5,9 @@ what a restore left out; and `madeira migrate`, which goes by that record, makes
 ``migrations/inventory.json``, one thing a line. Nobody writes that file: `make inventory` makes it from a database that was
 migrated just now, by the same statement that looks at one in use, and a test holds it against such a database.
 
-What is there and stands in no list is no matter of ours: a later version may have made it.
+What is there and stands in no list is no matter of ours: a later version may have made it. What is there by its name may still
+be another thing: a copy of a table has columns without NOT NULL, an index of that name need not be unique. So each thing is held
+against its traits too. They are attributes of the catalogue: how Postgres writes a definition differs between its versions.
 """
 
 import json
@@ -28,40 +30,51 @@ Kind = Literal["table", "column", "part", "constraint", "index", "trigger", "fun
 #: What is there, as far as a name leads to it without its schema. Parts of the log by day come and go: `_PARTS` looks at those.
 _FOUND: Final = """
     WITH ours AS (
-        SELECT c.oid, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        SELECT c.oid, c.relname, c.relispartition FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND n.nspname !~ '^(pg_|information_schema$)'
             AND c.relname !~ '^delivery_log_[0-9]{8}(_kept)?$')
-    SELECT 'table', relname, relname, NULL, true FROM ours
+    SELECT 'table', relname, relname, NULL, true, '{}'::text[] FROM ours
     UNION ALL
-    SELECT 'column', o.relname || '.' || a.attname, o.relname, NULL, true
-    FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid WHERE a.attnum > 0 AND NOT a.attisdropped
+    -- A part has the identity of the whole since Postgres 17. Rows come by the whole, so it is of no account.
+    SELECT 'column', o.relname || '.' || a.attname, o.relname,
+        CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END, true,
+        array_remove(ARRAY[CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+                           CASE WHEN a.atthasdef AND a.attgenerated = '' THEN 'DEFAULT' END,
+                           CASE WHEN a.attidentity <> '' AND NOT o.relispartition THEN 'IDENTITY' END,
+                           CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' END], NULL)
+    FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid
+        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attnum > 0 AND NOT a.attisdropped
     UNION ALL
-    SELECT 'part', o.relname, p.relname, NULL, true
+    SELECT 'part', o.relname, p.relname, NULL, true, '{}'
     FROM ours o JOIN pg_inherits i ON i.inhrelid = o.oid JOIN ours p ON p.oid = i.inhparent
     UNION ALL
     -- Those that have an index are whole if that is. NOT NULL is one since Postgres 18, and no name of ours.
-    SELECT 'constraint', c.conname, o.relname, pg_get_constraintdef(c.oid, true), coalesce(x.indisvalid, true)
+    SELECT 'constraint', c.conname, o.relname, pg_get_constraintdef(c.oid, true), coalesce(x.indisvalid, true),
+        array_remove(ARRAY['KEYS ' || x.indnkeyatts], NULL)
     FROM ours o JOIN pg_constraint c ON c.conrelid = o.oid
         LEFT JOIN pg_index x ON x.indexrelid = c.conindid AND c.contype IN ('p', 'u', 'x')
     WHERE c.contype IN ('c', 'f', 'p', 'u', 'x')
     UNION ALL
-    SELECT 'index', i.relname, o.relname, pg_get_indexdef(i.oid, 0, true), x.indisvalid
+    SELECT 'index', i.relname, o.relname, pg_get_indexdef(i.oid, 0, true), x.indisvalid,
+        array_remove(ARRAY[CASE WHEN x.indisunique THEN 'UNIQUE' END, 'KEYS ' || x.indnkeyatts], NULL)
     FROM ours o JOIN pg_index x ON x.indrelid = o.oid JOIN pg_class i ON i.oid = x.indexrelid
     WHERE NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conindid = i.oid AND c.contype IN ('p', 'u', 'x'))
     UNION ALL
-    SELECT 'trigger', t.tgname, o.relname, pg_get_triggerdef(t.oid, true), t.tgenabled IN ('O', 'A')
+    SELECT 'trigger', t.tgname, o.relname, pg_get_triggerdef(t.oid, true), t.tgenabled IN ('O', 'A'), '{}'
     FROM ours o JOIN pg_trigger t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal
     UNION ALL
-    SELECT 'function', p.proname, '', NULL, true
+    SELECT 'function', p.proname, '', NULL, true, '{}'
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
     WHERE pg_function_is_visible(p.oid) AND n.nspname !~ '^(pg_|information_schema$)'
 """
 
-#: Parts of the log by day whose index of verdicts is not there, or not whole.
+#: Parts of the log by day whose index of verdicts is not there, not whole, or another one.
 _PARTS: Final = """
     SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indexrelid = to_regclass(c.relname || '_one_verdict')
-    WHERE i.inhparent = to_regclass('delivery_log') AND c.relname ~ '^delivery_log_[0-9]' AND x.indisvalid IS NOT TRUE
+    WHERE i.inhparent = to_regclass('delivery_log') AND c.relname ~ '^delivery_log_[0-9]'
+        AND (x.indisvalid AND x.indisunique AND x.indnkeyatts = 3) IS NOT TRUE
     ORDER BY c.relname
 """
 
@@ -87,10 +100,40 @@ _SCHEMA: Final = "SELECT current_schema()"
 #: Where the record of what was applied is, if it is there and its plain name does not lead to it.
 _ELSEWHERE: Final = """
     SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'), current_setting('search_path'),
-        (SELECT reset_val FROM pg_settings WHERE name = 'search_path')
+        (SELECT reset_val FROM pg_settings WHERE name = 'search_path'),
+        -- Where the other tables are, if that record has left them.
+        (SELECT o.nspname FROM pg_class d JOIN pg_namespace o ON o.oid = d.relnamespace
+         WHERE d.oid = to_regclass('delivery')
+            AND NOT EXISTS (SELECT FROM pg_class e WHERE e.relname = 'delivery' AND e.relnamespace = n.oid))
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relname = 'schema_migration' AND c.relkind = 'r' AND to_regclass('schema_migration') IS NULL
     ORDER BY n.nspname LIMIT 1
+"""
+
+#: How a sequence is set above what stands in its column.
+_SET_SEQUENCE: Final = (
+    "SELECT setval(pg_get_serial_sequence('{table}', '{column}'), coalesce(max({column}), 0) + 1, false) FROM {table}"
+)
+
+#: Tables of ours, by their names, and parts of the log, to which their plain name does not lead: with their schema, their
+#: columns, the schema where most of ours are, and the one of what the name leads to instead. What lies beside another record of
+#: what was applied is of another Madeira.
+_MISPLACED: Final = """
+    WITH home AS (
+        SELECT h.oid, h.nspname FROM pg_class c JOIN pg_namespace h ON h.oid = c.relnamespace
+        WHERE c.relname = ANY (%(tables)s) AND c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid)
+        GROUP BY h.oid, h.nspname ORDER BY count(*) DESC LIMIT 1)
+    SELECT c.relname, n.nspname,
+        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+        home.nspname,
+        (SELECT s.relnamespace::regnamespace::text FROM pg_class s WHERE s.oid = to_regclass(quote_ident(c.relname)))
+    FROM home CROSS JOIN pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$)' AND NOT pg_table_is_visible(c.oid)
+        AND (c.relname = ANY (%(tables)s)
+            OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass('delivery_log')))
+        AND (n.oid = home.oid
+            OR NOT EXISTS (SELECT FROM pg_class r WHERE r.relnamespace = n.oid AND r.relname = 'schema_migration'))
+    ORDER BY c.relname, n.nspname
 """
 
 #: What an empty `search_path` looks like.
@@ -105,8 +148,11 @@ class Thing:
     name: str
     #: The table that it belongs to, or of which it is a part; empty when to none.
     table: str
-    #: What makes it, as Postgres writes it; None where no statement can bring it back, or none that fits a line.
+    #: What makes it, as Postgres writes it; of a column, its default. None where no statement can bring it back, or none that
+    #: fits a line.
     made_by: str | None = None
+    #: What is held against what is there, in the order in which a column can be given it.
+    traits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +171,20 @@ def known() -> list[Thing]:
         StoreError: the list is not there.
     """
     try:
-        return [Thing(*line) for line in json.loads(FILE.read_text("utf-8"))]
+        lines = json.loads(FILE.read_text("utf-8"))
     except OSError:
         raise StoreError(f"there is no {FILE}: the package is not complete; install it again") from None
+    return [Thing(kind, name, table, made_by, tuple(traits)) for kind, name, table, made_by, *traits in lines]
 
 
 def text_of(conn: "psycopg.Connection[Any]") -> str:
     """The list, as `FILE` holds it, of a database that was migrated just now."""
-    lines = [(thing.kind, thing.name, thing.table, thing.made_by) for thing, _ in _found(conn)]
+    lines = [(thing.kind, thing.name, thing.table, thing.made_by, *thing.traits) for thing, _ in _found(conn)]
     return "[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n"
 
 
 def faults(conn: "psycopg.Connection[Any]", *, is_ahead: bool = False) -> Iterator[Fault]:
-    """What is missing or not usable of what this version's migrations make, each with what to do about it.
+    """What is missing, not usable or another thing of what this version's migrations make, each with what to do about it.
 
     What belongs to a table that is not there is not told one by one. `is_ahead`: migrations of a later version were applied,
     which may have replaced all but tables and columns.
@@ -152,6 +199,8 @@ def faults(conn: "psycopg.Connection[Any]", *, is_ahead: bool = False) -> Iterat
         there = found.pop((thing.kind, thing.name, thing.table), None)
         if there is None:
             yield Fault(f"the {thing.kind} {thing.name}{_of(thing)} is missing", _how_to_make(thing))
+        elif not is_ahead and there[0].traits != thing.traits:
+            yield from _differences(thing, there[0])
         elif not there[1]:
             yield _unusable(thing)
     for thing, is_whole in found.values():
@@ -186,8 +235,11 @@ def denied(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
 
 def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
     """Why the session of `conn` does not see tables that are there, if that is so: they seem to be missing then."""
-    for schema, may, path, began_with in conn.execute(_ELSEWHERE):
+    for schema, may, path, began_with, home in conn.execute(_ELSEWHERE):
         role, quoted = _quoted(conn.info.user), _quoted(schema)
+        if home:
+            yield _moved("schema_migration", schema, home)
+            return
         if not may:
             yield Fault(f"the role {conn.info.user} may not use the schema {schema}", f"GRANT USAGE ON SCHEMA {quoted} TO {role}")
             return
@@ -195,13 +247,40 @@ def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
             yield Fault("this session finds no tables", search_path.SPOILT)
             return
         what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path or 'empty'})"
-        yield Fault(what, f"ALTER ROLE {role} SET search_path = {quoted}; a pooler has to connect anew then (docs/operations.md)")
+        yield Fault(what, _look_in(conn, schema))
+    yield from _misplaced(conn)
+
+
+def _misplaced(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
+    """Tables of which one by one something else is seen, or nothing, although they are there."""
+    things = known()
+    columns: dict[str, set[str]] = {thing.name: set() for thing in things if thing.kind == "table"}
+    for thing in things:
+        if thing.kind == "column":
+            columns[thing.table].add(thing.name.removeprefix(f"{thing.table}."))
+    for table, schema, found, home, seen in conn.execute(_MISPLACED, {"tables": list(columns)}):
+        if schema == home:
+            what = f"the table {table} of the schema {home} is hidden by what has the same name in the schema {seen}"
+            yield Fault(f"{what}, which comes earlier in the search_path", _look_in(conn, home))
+        # Our names are common words: it may be a table of somebody else.
+        elif seen is None and columns.get(table, set()) <= set(found):
+            yield _moved(table, schema, home)
+
+
+def _moved(table: str, schema: str, home: str) -> Fault:
+    what = f"the table {table} is in the schema {schema}, where this session does not look, and the others are in {home}"
+    return Fault(what, f"ALTER TABLE {_quoted(schema)}.{_quoted(table)} SET SCHEMA {_quoted(home)}")
+
+
+def _look_in(conn: "psycopg.Connection[Any]", schema: str) -> str:
+    role = _quoted(conn.info.user)
+    return f"ALTER ROLE {role} SET search_path = {_quoted(schema)}; a pooler has to connect anew then (docs/operations.md)"
 
 
 def _found(conn: "psycopg.Connection[Any]") -> Iterator[tuple[Thing, bool]]:
     # Not by the database, whose collation may be any.
-    for kind, name, table, made_by, is_whole in sorted(conn.execute(_FOUND), key=lambda row: row[:3]):
-        yield Thing(kind, name, table, made_by), is_whole
+    for kind, name, table, made_by, is_whole, traits in sorted(conn.execute(_FOUND), key=lambda row: row[:3]):
+        yield Thing(kind, name, table, made_by, tuple(traits)), is_whole
 
 
 def _of(thing: Thing) -> str:
@@ -227,6 +306,45 @@ def _how_to_make(thing: Thing) -> str:
             )
 
 
+def _differences(thing: Thing, there: Thing) -> Iterator[Fault]:
+    """What tells `there` from `thing`; of a column in the order in which it can be mended."""
+    if thing.kind != "column":
+        wanted, got = ", ".join(thing.traits), ", ".join(there.traits)
+        yield Fault(
+            f"the {thing.kind} {thing.name}{_of(thing)} is another one ({got} instead of {wanted})", _how_to_replace(thing)
+        )
+        return
+    for trait in reversed(there.traits):
+        if trait not in thing.traits:
+            yield Fault(f"the column {thing.name} has {trait}, which is none of ours", f"{_alter(thing)} DROP {trait}")
+    for trait in thing.traits:
+        if trait not in there.traits:
+            yield Fault(f"the column {thing.name} is without its {trait}", _how_to_give(thing, trait))
+
+
+def _how_to_replace(thing: Thing) -> str:
+    name = _quoted(thing.name)
+    if thing.kind == "index":
+        return f"DROP INDEX CONCURRENTLY {name}; {_how_to_make(thing)}"
+    return f"ALTER TABLE {_quoted(thing.table)} DROP CONSTRAINT {name}, ADD CONSTRAINT {name} {thing.made_by}"
+
+
+def _how_to_give(column: Thing, trait: str) -> str:
+    if trait == "NOT NULL":
+        return f"{_alter(column)} SET NOT NULL"
+    if trait == "DEFAULT":
+        return f"{_alter(column)} SET DEFAULT {column.made_by}"
+    if trait == "EXPRESSION":
+        return f"it can be computed anew: drop it, and run its ADD COLUMN and what makes its indexes, which stand in {FOLDER}"
+    name, table = column.name.removeprefix(f"{column.table}."), _quoted(column.table)
+    # One that begins at 1 would give numbers that are taken.
+    return f"{_alter(column)} ADD GENERATED BY DEFAULT AS IDENTITY; {_SET_SEQUENCE.format(table=table, column=name)}"
+
+
+def _alter(column: Thing) -> str:
+    return f"ALTER TABLE {_quoted(column.table)} ALTER {_quoted(column.name.removeprefix(f'{column.table}.'))}"
+
+
 def _unusable(thing: Thing) -> Fault:
     name, table = _quoted(thing.name), _quoted(thing.table)
     if thing.kind == "trigger":
@@ -239,7 +357,7 @@ def _parts(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
     for (part,) in conn.execute(_PARTS).fetchall():
         index, on = _quoted(f"{part}_one_verdict"), _quoted(part)
         make = f"CREATE UNIQUE INDEX CONCURRENTLY {index} ON {on} (delivery_id, token, (outcome = 'late'))"
-        what = f"the index {part}_one_verdict of the part {part} of delivery_log is missing or not usable"
+        what = f"the index {part}_one_verdict of the part {part} of delivery_log is missing, not usable or another one"
         yield Fault(what, f"DROP INDEX IF EXISTS {index}; {make}")
 
 

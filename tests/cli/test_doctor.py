@@ -299,6 +299,18 @@ def test_of_very_much_that_is_gone_a_part_is_named_and_the_rest_counted(conn: Co
     assert len(found) == 11
 
 
+@pytest.mark.direct
+@pytest.mark.new_database
+def test_of_a_table_that_hides_one_of_ours_the_rights_are_not_told(conn: Connection) -> None:
+    conn.execute("CREATE SCHEMA shop; CREATE TABLE shop.event (id int); SET search_path = shop, public")
+    conn.execute("CREATE ROLE doctor_guest; GRANT USAGE ON SCHEMA shop TO doctor_guest; SET ROLE doctor_guest")
+    try:
+        (found,) = stored.rights(conn)
+        assert "the table event of the schema public is hidden" in found.text
+    finally:
+        conn.execute("RESET ROLE; RESET search_path; DROP OWNED BY doctor_guest; DROP ROLE doctor_guest")
+
+
 @pytest.mark.new_database
 def test_a_role_without_rights_is_told_what_to_type_instead_of_what_it_cannot_see(conn: Connection, database_url: str) -> None:
     conn.execute("CREATE ROLE doctor_guest LOGIN PASSWORD 'x'")

@@ -47,6 +47,32 @@ DAMAGES = [
         True,
     ),
     ("DROP FUNCTION first_of_key", "the function first_of_key is missing", False),
+    ("ALTER TABLE event ALTER seq DROP IDENTITY", "the column event.seq is without its IDENTITY", True),
+    ("ALTER TABLE delivery_log ALTER id DROP IDENTITY", "the column delivery_log.id is without its IDENTITY", True),
+    ("ALTER TABLE event ALTER source DROP NOT NULL", "the column event.source is without its NOT NULL", True),
+    ("ALTER TABLE job ALTER skips DROP DEFAULT", "the column job.skips is without its DEFAULT", True),
+    (
+        "ALTER TABLE delivery ALTER claimed_key DROP EXPRESSION",
+        "the column delivery.claimed_key is without its EXPRESSION",
+        False,
+    ),
+    ("ALTER TABLE event ALTER reason SET NOT NULL", "the column event.reason has NOT NULL, which is none of ours", True),
+    ("ALTER TABLE event ALTER reason SET DEFAULT 'x'", "the column event.reason has DEFAULT, which is none of ours", True),
+    (
+        "DROP INDEX event_identity; CREATE INDEX event_identity ON event (event_id, source)",
+        "the index event_identity of event is another one (KEYS 2 instead of UNIQUE, KEYS 2)",
+        True,
+    ),
+    (
+        "DROP INDEX event_trace; CREATE INDEX event_trace ON event (trace_id) INCLUDE (seq)",
+        "the index event_trace of event is another one (KEYS 1 instead of KEYS 2)",
+        True,
+    ),
+    (
+        "ALTER TABLE tombstone DROP CONSTRAINT tombstone_pkey, ADD CONSTRAINT tombstone_pkey PRIMARY KEY (event_id)",
+        "the constraint tombstone_pkey of tombstone is another one (KEYS 1 instead of KEYS 2)",
+        True,
+    ),
 ]
 
 
@@ -59,8 +85,40 @@ def test_what_is_missing_is_told_by_its_name_and_the_remedy_brings_it_back(
     found = only(inventory.faults(conn))
     assert found.what == what
     if is_mended:
-        conn.execute(found.remedy.encode())
+        for statement in found.remedy.split("; "):
+            conn.execute(statement.encode())
         assert list(inventory.faults(conn)) == []
+
+
+def test_the_remedy_for_a_lost_identity_gives_no_number_that_is_taken(conn: Connection) -> None:
+    """Also where a sequence by hand took its place: its default goes first."""
+    insert = b"INSERT INTO burial (id, seqs) VALUES (41, '{}')"
+    conn.execute(insert)
+    conn.execute("CREATE SEQUENCE by_hand; ALTER TABLE burial ALTER id DROP IDENTITY, ALTER id SET DEFAULT nextval('by_hand')")
+    found = list(inventory.faults(conn))
+    assert [one.what.partition("burial.id ")[2] for one in found] == [
+        "has DEFAULT, which is none of ours",
+        "is without its IDENTITY",
+    ]
+    for one in found:
+        conn.execute(one.remedy.encode())
+    assert list(inventory.faults(conn)) == []
+    assert conn.execute("INSERT INTO burial (seqs) VALUES ('{}') RETURNING id").fetchone() == (42,)
+
+
+def test_a_copy_of_a_table_is_not_that_table(conn: Connection) -> None:
+    """All columns are there, and nothing of what they were made with; their remedies, one after another, bring it back."""
+    conn.execute("ALTER TABLE route RENAME TO o; CREATE TABLE route AS SELECT * FROM o; DROP TABLE o")
+    found = list(inventory.faults(conn))
+    assert {one.what for one in found} >= {
+        "the column route.place is without its NOT NULL",
+        "the column route.place is without its IDENTITY",
+        "the column route.version is without its DEFAULT",
+        "the constraint route_pkey of route is missing",
+    }
+    for one in found:
+        conn.execute(one.remedy.encode())
+    assert list(inventory.faults(conn)) == []
 
 
 def test_an_index_whose_building_was_broken_off_is_not_usable(conn: Connection) -> None:
@@ -94,16 +152,20 @@ def test_the_index_of_a_part_of_the_log_is_missed_too(conn: Connection) -> None:
     assert parts.make_ahead(conn)
     part = parts.parts(conn)[1].name
     conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(f"{part}_one_verdict")))
-    found = only(inventory.faults(conn))
-    assert f"the part {part} of delivery_log" in found.what
-    for statement in found.remedy.split("; "):
-        conn.execute(statement.encode())
+    for other in ("", "CREATE INDEX {} ON {} (token)"):
+        conn.execute(sql.SQL(other).format(sql.Identifier(f"{part}_one_verdict"), sql.Identifier(part)))
+        found = only(inventory.faults(conn))
+        assert f"the part {part} of delivery_log" in found.what
+        if other:
+            for statement in found.remedy.split("; "):
+                conn.execute(statement.encode())
     assert list(inventory.faults(conn)) == []
 
 
 def test_what_a_later_version_may_have_replaced_is_not_missed(conn: Connection) -> None:
     """Tables and columns this version needs all the same; what is added is nobody's fault."""
     conn.execute("DROP INDEX event_trace; CREATE TABLE later (id int); ALTER TABLE event ADD COLUMN later int")
+    conn.execute("ALTER TABLE event ALTER source DROP NOT NULL")
     assert list(inventory.faults(conn, is_ahead=True)) == []
     conn.execute("ALTER TABLE event DROP COLUMN traceparent")
     assert only(inventory.faults(conn, is_ahead=True)).what == "the column event.traceparent is missing"
@@ -165,4 +227,51 @@ def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection,
     conn.execute(found.remedy.encode())
     assert list(inventory.elsewhere(guest)) == []
     conn.execute("DROP TABLE schema_migration")
+    assert list(inventory.elsewhere(conn)) == []
+
+
+@pytest.mark.direct
+@pytest.mark.parametrize("table", ["event", "delivery_log_rest", "schema_migration", "a part of the log"])
+def test_a_table_that_was_moved_to_another_schema_is_told_as_moved_and_not_as_lost(conn: Connection, table: str) -> None:
+    moved = parts.parts(conn)[0].name if table == "a part of the log" else table
+    conn.execute(f"CREATE SCHEMA attic; ALTER TABLE {moved} SET SCHEMA attic".encode())
+    found = only(inventory.elsewhere(conn))
+    assert found.what.startswith(f"the table {moved} is in the schema attic, where this session does not look")
+    conn.execute(found.remedy.encode())
+    assert [*inventory.elsewhere(conn), *inventory.faults(conn)] == []
+
+
+@pytest.mark.direct
+def test_a_table_of_somebody_else_in_another_schema_is_not_told_as_ours(conn: Connection) -> None:
+    """Neither one of that name with other columns, nor one of another Madeira in the same database."""
+    conn.execute("CREATE SCHEMA shop; CREATE TABLE shop.audit (id int)")
+    conn.execute("CREATE SCHEMA second; CREATE TABLE second.audit (LIKE audit); CREATE TABLE second.schema_migration (name text)")
+    assert list(inventory.elsewhere(conn)) == []
+    conn.execute("DROP TABLE audit")
+    assert list(inventory.elsewhere(conn)) == []
+    assert only(inventory.faults(conn)).what == "the table audit is missing"
+
+
+@pytest.mark.direct
+@pytest.mark.parametrize(
+    ("table", "made"),
+    [
+        ("event", "TABLE shop.event (id int)"),
+        ("event", "TABLE shop.event (LIKE event)"),
+        ("event", "VIEW shop.event AS SELECT 1"),
+        ("schema_migration", "TABLE shop.schema_migration (version int)"),
+    ],
+)
+def test_a_table_that_another_one_of_its_name_hides_is_told_as_hidden(conn: Connection, table: str, made: str) -> None:
+    conn.execute(f"CREATE SCHEMA shop; CREATE {made}".encode())
+    assert list(inventory.elsewhere(conn)) == []
+    conn.execute("SET search_path = shop, public")
+    found = only(inventory.elsewhere(conn))
+    assert f"the table {table} of the schema public is hidden by what has the same name in the schema shop" in found.what
+    statement, _, _ = found.remedy.partition("; ")
+    with conn.transaction(force_rollback=True):
+        conn.execute(statement.encode())
+        role = conn.execute("SELECT setconfig FROM pg_db_role_setting WHERE setrole = current_user::regrole AND setdatabase = 0")
+        assert "search_path=public" in role.fetchone()[0]
+    conn.execute("SET search_path = public")
     assert list(inventory.elsewhere(conn)) == []
