@@ -12,7 +12,20 @@ import pytest
 from psycopg import sql
 
 from madeira.records import PlannedDelivery
-from madeira.store import cancelling, deliveries, endpoints, events, job_walks, ordering, overview, reconcile
+from madeira.store import (
+    cancelling,
+    dead_letters,
+    deliveries,
+    endpoints,
+    erase,
+    events,
+    job_walks,
+    ordering,
+    overview,
+    reconcile,
+    replay,
+    timeline,
+)
 from madeira.store import database as store
 from madeira.store.database import BoundedConnection
 from madeira.store.selection import Selection
@@ -55,6 +68,7 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     events.find(conn, event.source, event.event_id)
     events.find_trace(conn, event.event_id)
     note("find")
+    what_a_person_does(conn, ref.delivery_id, event, note)
     other = making.new_event()
     events.route(conn, [(events.insert(conn, [other])[0].seq, [PlannedDelivery("a", "a")])])
     cancelling.cancel(conn, other.source, other.event_id, "a person", "a test")
@@ -76,6 +90,20 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     for kind in get_args(job_walks.Kind):
         job_walks.page(conn, kind, "cancel", Selection(), datetime.now(UTC), endpoint="a", cursor=0, limit=20)
         note(f"a page of what is {kind}")
+
+
+def what_a_person_does(conn: "psycopg.Connection[Any]", dead: int, event: events.NewEvent, note: Callable[[str], None]) -> None:
+    """Look at a dead letter, send it again, and erase what became of it."""
+    dead_letters.find(conn, dead)
+    note("a dead letter")
+    replay.replay(conn, event.source, event.event_id, "a person", "a test")
+    note("replay")
+    cancelling.cancel(conn, event.source, event.event_id, "a person", "a test")
+    note("cancel what was replayed")
+    erase.erase(conn, event.source, event.event_id, "a person", "a test")
+    note("erase")
+    timeline.recent(conn, datetime.now(UTC) - timedelta(days=1), 5)
+    note("timeline")
 
 
 def one_key(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> None:
@@ -139,7 +167,10 @@ def grow(conn: "psycopg.Connection[Any]") -> None:
         keyed = events.insert(conn, [making.new_event() for _ in range(50)])
         events.route(conn, [(a.seq, IN_ORDER) for a in keyed])
         accepted = events.insert(conn, [making.new_event() for _ in range(50)])
-        events.route(conn, [(a.seq, ENDPOINTS) for a in accepted])
+        made = events.route(conn, [(a.seq, ENDPOINTS) for a in accepted])
+        wishes = [deliveries.ClaimRequest(ref.delivery_id, making.token(), 40.0) for result in made for ref in result.refs]
+        held = deliveries.claim(conn, wishes)
+        deliveries.settle(conn, [making.verdict(claim, making.RETRY) for claim in held if isinstance(claim, deliveries.Claimed)])
 
 
 def test_what_concerns_one_event_or_one_page_reads_a_few_rows_whatever_the_backlog(conn: "psycopg.Connection[Any]") -> None:

@@ -15,6 +15,7 @@ from madeira.store.retention import Ages
 from madeira.store.selection import Selection
 from tests.store import making
 from tests.store.making import GIVE_UP, Connection, accept, claimed, new_event, routed, settled
+from tests.store.waiting import passed_fences
 
 NOW = timedelta(0)
 DAY = timedelta(days=1)
@@ -31,7 +32,7 @@ def ended(conn: Connection, event_id: str, decision: Any = making.SUCCESS) -> De
 
 def age(conn: Connection, days: int = 2) -> None:
     """Let all that is there have happened so many days earlier, and have been counted."""
-    rollups.set_fences(conn)
+    passed_fences(conn)
     while rollups.step(conn, lag_s=0).more:
         pass
     back = timedelta(days=days)

@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 
+from madeira.store import rollups
+
 
 def until(condition: Callable[[], Any], within_s: float = 30.0) -> None:
     """Give way to others until `condition` holds; fail when it takes longer than anything here should."""
@@ -43,6 +45,13 @@ def good(results: list[Any]) -> list[Any]:
         if isinstance(result, Exception):
             raise result
     return results
+
+
+def passed_fences(conn: psycopg.Connection[Any]) -> None:
+    """Set the roll-ups' fences and wait until they are passed: every transaction of the whole server counts."""
+    rollups.set_fences(conn)
+    under_way = "SELECT count(*) FROM rollup_cursor WHERE fence_xmax > pg_snapshot_xmin(pg_current_snapshot())"
+    until(lambda: conn.execute(under_way).fetchall() == [(0,)])
 
 
 def waits_for_a_lock(conn: psycopg.Connection[Any], application: str) -> bool:
