@@ -185,7 +185,7 @@ class Settings:
     host: str = _setting("127.0.0.1", _text, "Address that the API listens on.")
     port: int = _setting(8000, _whole(1, 65535), "Port that the API listens on.")
     processes: int = _setting(2, _whole(1, 256), "Processes of the API and of the workers that `madeira up` starts, each.")
-    threads: int = _setting(24, _whole(1, 512), "Worker threads per worker process.")
+    threads: int = _setting(48, _whole(1, 512), "Threads of each such process.")
     config: Path | None = _setting(
         None, _path, "TOML file with sources, endpoints and routes that `madeira up` applies when it starts."
     )

@@ -15,7 +15,7 @@ def test_defaults_need_no_environment() -> None:
     """Without any variable the settings hold, and say that the servers are to be embedded."""
     values = settings.load({})
     assert (values.database_url, values.redis_url) == ("", "")
-    assert (values.host, values.port, values.threads) == ("127.0.0.1", 8000, 24)
+    assert (values.host, values.port, values.threads) == ("127.0.0.1", 8000, 48)
 
 
 @pytest.mark.parametrize(
