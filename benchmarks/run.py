@@ -361,7 +361,8 @@ def report(bench: Bench, rounds: int, only: Sequence[str]) -> None:
             rate, spent = bench.stage(name)
             rates[name].append(rate)
             cpu[name].append(spent)
-    print(f"{bench.events:,} events, {bench.processes} processes x {bench.threads} threads ((a): {BARE_THREADS}), median of {rounds}\n")
+    threads = f"{bench.threads} threads ((a): {BARE_THREADS})"
+    print(f"{bench.events:,} events, {bench.processes} processes x {threads}, median of {rounds}\n")
     for name, values in rates.items():
         show(STAGES[name], values)
     for over, under, what in RATIOS:

@@ -1,4 +1,4 @@
-"""How gunicorn serves the API: its threaded worker with five differences, and its log in the form of all our logs.
+"""How gunicorn serves the API: its threaded worker with six differences, and its log in the form of all our logs.
 
 What gunicorn refuses by itself, before any application sees it (a header with a control character, a malformed chunk), is
 told as a problem document like every other error. A request gets a thread when it has arrived, its head and a body that is not
@@ -6,12 +6,16 @@ large, and waits in the kernel until then: slow senders, however many, hold no t
 stops takes what has already reached its socket and then closes the socket at once: left open until the last request has ended,
 as gunicorn does, it would let the kernel accept connections that nobody will answer, and reset them at the end. And a client
 that is slow to close after its last answer is waited for at the poller: gunicorn's main thread waits for it, two seconds in
-which nobody else is served. And a request that names no host is refused, as the standard has it.
+which nobody else is served. And a request that names no host is refused, as the standard has it. And the thread that has answered
+a client which posts one request after the other waits a moment for the next one, while a quarter of the threads is free: the way
+through the main thread costs a tenth of what a post does.
 """
 
 import logging
+import math
 import os
 import re
+import select
 import selectors
 import socket
 import time
@@ -49,6 +53,9 @@ _ESTABLISHED: Final = 1
 _PARTING_S: Final = 2.0
 _PARTING_MAX: Final = 65_536
 
+#: Seconds for which a thread waits for the next request of a client whose last one came within that time.
+_LINGER_S: Final = 0.03
+
 #: What a thread returns of a connection whose request has not arrived.
 _WAITS: Final = object()
 
@@ -82,6 +89,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         #: Connections that had their last answer.
         self._parting: list[Any] = []
+        #: Connections that have a thread or wait for one.
+        self._in_hand = 0
 
     def accept(self, listener: Any) -> None:
         """Take a connection, if there is one."""
@@ -97,8 +106,31 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         _log.error("http.failed", exc_info=exc)
         _answer(client, 500, "an error inside Madeira; it is in the log")
 
+    def enqueue_req(self, conn: Any) -> None:
+        """Have a thread see to a connection."""
+        self._in_hand += 1
+        super().enqueue_req(conn)
+
     def handle(self, conn: Any) -> Any:
-        """Serve a request that has arrived, in a thread; of another one only see how far it has come."""
+        """See to a connection, in a thread: serve its request, and those that follow closely."""
+        follows = time.monotonic() - getattr(conn, "answered", -math.inf) <= _LINGER_S
+        while (result := self._handle(conn)) is True:
+            conn.answered = time.monotonic()
+            follows = follows and self._lingers(conn)
+            if not follows:
+                break
+        return result
+
+    def _lingers(self, conn: Any) -> bool:
+        """Whether the next request of a connection comes in a moment; nobody waits while others may want the thread."""
+        if self.cfg.is_ssl or not self.alive or self._in_hand > self.cfg.threads * 3 // 4:
+            return False
+        poll = select.poll()
+        poll.register(conn.sock, select.POLLIN)
+        return bool(_held(conn) or poll.poll(_LINGER_S * 1000))
+
+    def _handle(self, conn: Any) -> Any:
+        """Serve a request that has arrived; of another one only see how far it has come."""
         if self.cfg.is_ssl or conn.sock.family not in (socket.AF_INET, socket.AF_INET6) or getattr(conn, "is_http2", False):
             return super().handle(conn)
         # When the first byte of the request that is under way came; None before.
@@ -136,6 +168,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """What follows a thread's work, in the main thread: a request that has not arrived waits at the poller."""
+        self._in_hand -= 1
         result = False if fs.cancelled() or fs.exception() is not None else fs.result()
         if not result and not self.cfg.is_ssl:
             self._part(conn)
