@@ -74,9 +74,11 @@ def _require_addresses(server):
     if server.master_pid or systemd.listen_fds(unset_environment=False) or server.cfg.reuse_port:
         # It is handed its sockets, or shares them.
         return
-    for host, port in (address for address in server.cfg.address if isinstance(address, tuple)):
+    for address in (address for address in server.cfg.address if isinstance(address, tuple)):
+        # An address that is not of the settings was given to gunicorn itself.
+        of_host, of_port = ("MADEIRA_HOST", "MADEIRA_PORT") if address == (_s.host.lower(), _s.port) else ("--bind", "--bind")
         try:
-            binding.require(host, port, "MADEIRA_PORT", patience_s=_PORT_PATIENCE_S)
+            binding.require(*address, of_port, of_host, patience_s=_PORT_PATIENCE_S)
         except SettingsError as e:
             sys.exit(f"madeira: {e}")
 

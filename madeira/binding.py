@@ -17,8 +17,8 @@ _OF_PORT: Final = (errno.EADDRINUSE, errno.EACCES)
 _PAUSE_S: Final = 0.1
 
 
-def require(host: str, port: int, name: str, *, patience_s: float = 0.0) -> None:
-    """Make sure that `port` of `host` can be listened on; `name` is the setting of the port.
+def require(host: str, port: int, of_port: str, of_host: str = "MADEIRA_HOST", *, patience_s: float = 0.0) -> None:
+    """Make sure that `port` of `host` can be listened on; `of_port` and `of_host` are the settings that say so.
 
     A port that is in use is tried again for `patience_s` seconds: of a server that was killed, its processes may have it yet.
 
@@ -31,7 +31,7 @@ def require(host: str, port: int, name: str, *, patience_s: float = 0.0) -> None
         if code == errno.EADDRINUSE and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             continue
-        wrong = name if code in _OF_PORT else "MADEIRA_HOST"
+        wrong = of_port if code in _OF_PORT else of_host
         raise SettingsError(f"cannot listen on {host} port {port}: {_reason(error)}; set {wrong} to another one")
 
 

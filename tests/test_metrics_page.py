@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,7 @@ from structlog.testing import capture_logs
 from madeira import metrics_page
 from madeira.broker.exposition import Exposition
 from madeira.embedded import free_port
+from tests.system.harness import wait_until
 
 #: Seconds between two tries of those that wait for a port here.
 PERIOD_S = 0.01
@@ -153,14 +153,6 @@ def begin(lines: Lines) -> Iterator[Begin]:
             return exposition
 
         yield begin
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    """Another thread does it, and tells nobody."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_whoever_shares_the_folder_waits_quietly_and_takes_the_place_that_is_free(

@@ -18,7 +18,7 @@ import psycopg
 
 from madeira.delivery.signing import sign
 from madeira.embedded import free_port
-from tests.system.harness import KEY, START_S, configure
+from tests.system.harness import KEY, START_S, configure, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET = "a-secret-of-the-tests"
@@ -122,7 +122,7 @@ class Api:
         command = [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", *args, "madeira.api:app"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
-        wait_until(lambda: self._alive(), f"the API to answer; its log: {self.log}", START_S)
+        wait_until(self._alive, START_S, what=f"an answer of the API, whose log is {self.log}")
         return self
 
     def terminate(self) -> None:
@@ -177,14 +177,6 @@ class Api:
         with contextlib.suppress(OSError):
             return self.request("GET", "/healthz").status == 200
         return False
-
-
-def wait_until(condition: Any, what: str, timeout_s: float = 10) -> None:
-    """Poll another process for `condition`; there is nothing to be woken by."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
 
 
 def rows(database_url: str, what: str = "event") -> int:

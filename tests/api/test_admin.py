@@ -13,7 +13,8 @@ from madeira.broker.queues import DELIVER, Queues, ensure_delivery
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.store import events
 from tests.api.people import ADMIN, audited, in_json
-from tests.api.serving import Api, Reply, event, signed, wait_until
+from tests.api.serving import Api, Reply, event, signed
+from tests.system.harness import wait_until
 
 #: Secrets that must never come back.
 SECRET = "a-signing-secret-of-this-test"
@@ -101,9 +102,9 @@ def test_what_is_made_counts_soon_in_every_process(shared_api: Api) -> None:
     name = fresh()
     assert ask(shared_api, "POST", "/v1/sources", {"name": name, "secrets": ["first-secret"]}).status == 201
     post = lambda: shared_api.post(event(uuid.uuid4().hex), source=name, secret="first-secret").status  # noqa: E731
-    wait_until(lambda: [post() for _ in range(8)] == [202] * 8, "the source to be known everywhere")
+    wait_until(lambda: [post() for _ in range(8)] == [202] * 8, what="the source to be known everywhere")
     assert ask(shared_api, "DELETE", f"/v1/sources/{name}").status == 200
-    wait_until(lambda: [post() for _ in range(8)] == [401] * 8, "the source to be forgotten everywhere")
+    wait_until(lambda: [post() for _ in range(8)] == [401] * 8, what="the source to be forgotten everywhere")
 
 
 def test_of_many_changes_to_one_version_one_is_made(shared_api: Api) -> None:

@@ -15,7 +15,8 @@ from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
 from madeira.store import events
 from madeira.store.migrate import migrate
-from tests.api.serving import CONFIG, Api, event, wait_until
+from tests.api.serving import CONFIG, Api, event
+from tests.system.harness import wait_until
 
 
 def number(api: Api, name: str, **labels: str) -> float | None:
@@ -60,11 +61,11 @@ def test_counts_survive_a_killed_process_and_a_reload(api: Api) -> None:
         assert api.post(event(f"e{n}")).status == 202
     old = api.worker_pids
     os.kill(old[0], signal.SIGKILL)
-    wait_until(lambda: len(api.worker_pids) == 2 and old[0] not in api.worker_pids, "a new worker")
+    wait_until(lambda: len(api.worker_pids) == 2 and old[0] not in api.worker_pids, what="a new worker")
     assert number(api, "madeira_ingress_requests_total", outcome="accepted", source="shop") == 20
     before = api.worker_pids
     os.kill(api.pid, signal.SIGHUP)
-    wait_until(lambda: len(api.worker_pids) == 2 and not set(before) & set(api.worker_pids), "the reload", 30)
+    wait_until(lambda: len(api.worker_pids) == 2 and not set(before) & set(api.worker_pids), what="the reload", timeout=30)
     assert number(api, "madeira_ingress_requests_total", outcome="accepted", source="shop") == 20
     torn = Path(api.env["MADEIRA_DATA_DIR"]) / "metrics" / "api" / "counter_999999.db"
     torn.write_bytes(b"\xff" * 100)
@@ -114,7 +115,9 @@ def test_gauges_tell_the_state_of_the_whole(api: Api) -> None:
     first = number(api, "madeira_queue_oldest_age_seconds", queue="route")
     assert first is not None
     assert first >= 60
-    wait_until(lambda: (number(api, "madeira_queue_oldest_age_seconds", queue="route") or 0) >= first + 0.5, "the age to rise")
+    wait_until(
+        lambda: (number(api, "madeira_queue_oldest_age_seconds", queue="route") or 0) >= first + 0.5, what="the age to rise"
+    )
 
 
 @pytest.mark.long
@@ -134,4 +137,4 @@ def test_a_database_without_tables_is_told_with_its_remedy(
     migrate(empty_database_url)
     assert api.get("/readyz").status == 200
     api.configure(CONFIG)
-    wait_until(lambda: api.post(event("early")).status == 202, "the rules to be read")
+    wait_until(lambda: api.post(event("early")).status == 202, what="the rules to be read")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.api.serving import Api, event, wait_until
+from tests.api.serving import Api, event
+from tests.system.harness import wait_until
 
 
 def lines(api: Api) -> list[dict]:
@@ -36,6 +37,6 @@ def test_at_level_debug_every_event_is_told(serve: Callable[..., Api], database_
     """With debug on, each accepted event has a line with its trace."""
     api = serve(database_url, redis_url, MADEIRA_LOG_LEVEL="debug").start()
     assert api.post(event("one", trace_id="the-trace")).status == 202
-    wait_until(lambda: "intake.accepted" in api.log.read_text(), "the line")
+    wait_until(lambda: "intake.accepted" in api.log.read_text(), what="the line")
     accepted = [line for line in lines(api) if line["event"] == "intake.accepted"]
     assert [(line["event_id"], line["trace_id"], line["duplicate"]) for line in accepted] == [("one", "the-trace", False)]

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 import redis
 
-from tests.api.serving import Api, Reply, event, rows, wait_until
+from tests.api.serving import Api, Reply, event, rows
 from tests.servers import OwnPostgres, OwnRedis
+from tests.system.harness import wait_until
 
 #: What an answer may take with Redis away, in seconds, as the promise says.
 REDIS_AWAY_S = 0.3
@@ -50,7 +51,7 @@ def test_without_redis_events_are_accepted_at_once(redis_api: Api, own_redis: Ow
     else:
         own_redis.start()
     client = redis.Redis.from_url(own_redis.url)
-    wait_until(lambda: _is_queued_again(redis_api, client), "an event to be queued again")
+    wait_until(lambda: _is_queued_again(redis_api, client), what="an event to be queued again")
     assert rows(redis_api.env["MADEIRA_DATABASE_URL"]) > 120
 
 
@@ -73,12 +74,12 @@ def test_a_worker_killed_between_commit_and_queueing_loses_nothing(redis_api: Ap
     body = event("cut-off")
     thread = threading.Thread(target=lambda: _note(outcome, lambda: redis_api.post(body).status))
     thread.start()
-    wait_until(lambda: rows(database) > before, "the commit")
+    wait_until(lambda: rows(database) > before, what="the commit")
     for pid in redis_api.worker_pids:
         os.kill(pid, signal.SIGKILL)
     thread.join(20)
     own_redis.resume()
-    wait_until(lambda: len(redis_api.worker_pids) == 2, "new workers")
+    wait_until(lambda: len(redis_api.worker_pids) == 2, what="new workers")
     again = redis_api.post(body)
     assert (again.status, again.json["duplicate"]) == (200, True)
     with psycopg.connect(database) as c:
@@ -128,7 +129,7 @@ def test_without_postgres_nothing_is_promised(
         names = [f"back{next(bursts)}-{n}" for n in range(40)]
         return {r.status for r in post_all(api, names)} == {202}
 
-    wait_until(is_used, "Postgres to be used again", 15)
+    wait_until(is_used, what="Postgres to be used again", timeout=15)
     assert Counter(r.status for r in post_all(api, [f"after{n}" for n in range(40)]))[202] == 40
     assert api.get("/readyz").status == 200
 

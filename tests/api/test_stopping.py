@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.api.serving import Api, event, rows, signed, wait_until
+from tests.api.serving import Api, event, rows, signed
+from tests.system.harness import wait_until
 
 
 class SlowPost(threading.Thread):
@@ -87,7 +88,7 @@ def test_slow_posts_survive_a_stop_or_a_reload(api: Api, sig: signal.Signals) ->
     slow = [SlowPost(api, f"slow{n}", second_half) for n in range(20)]
     for client in slow:
         assert client.first_half_sent.wait(10)
-    wait_until(lambda: _has_threads_reading(api), "the workers to read")
+    wait_until(lambda: _has_threads_reading(api), what="the workers to read")
     old = api.worker_pids
     os.kill(api.pid, sig)
     late: list[SlowPost] = []
@@ -106,7 +107,7 @@ def test_slow_posts_survive_a_stop_or_a_reload(api: Api, sig: signal.Signals) ->
     if sig == signal.SIGTERM:
         assert api.wait() == 0
     else:
-        wait_until(lambda: len(api.worker_pids) == 2 and not set(api.worker_pids) & set(old), "new workers")
+        wait_until(lambda: len(api.worker_pids) == 2 and not set(api.worker_pids) & set(old), what="new workers")
 
 
 def _has_threads_reading(api: Api) -> bool:
@@ -128,7 +129,7 @@ def test_a_stop_without_requests_is_quick(api: Api) -> None:
 def test_who_has_connected_and_said_nothing_yet_is_answered_by_a_worker_that_stops(api: Api) -> None:
     """Connections without a byte at the signal: the one that speaks then is answered, the silent ones end no worker early."""
     silent = [socket.create_connection(("127.0.0.1", api.port), timeout=20) for _ in range(6)]
-    wait_until(lambda: _has_threads_reading(api), "the workers to accept")
+    wait_until(lambda: _has_threads_reading(api), what="the workers to accept")
     api.terminate()
     body = event("late")
     headers = "".join(f"{k}: {v}\r\n" for k, v in signed(body).items())
@@ -147,7 +148,7 @@ def test_a_silent_connection_ends_after_a_while_and_its_worker_goes_on(
     serve: Callable[..., Api], database_url: str, redis_url: str
 ) -> None:
     api = serve(database_url, redis_url).start("--keep-alive", "1")
-    wait_until(lambda: len(api.worker_pids) == 2, "both workers")
+    wait_until(lambda: len(api.worker_pids) == 2, what="both workers")
     before = api.worker_pids
     silent = [socket.create_connection(("127.0.0.1", api.port), timeout=20) for _ in range(6)]
     for s in silent:

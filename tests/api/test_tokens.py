@@ -16,8 +16,9 @@ from madeira.states import Role
 from madeira.store import tokens
 from madeira.store.database import Database
 from tests.api.people import ADMIN, audited, bearer, in_json, person, token
-from tests.api.serving import Api, wait_until
+from tests.api.serving import Api
 from tests.servers import OwnPostgres
+from tests.system.harness import wait_until
 
 #: Seconds within which a change of a token counts everywhere.
 SOON_S = 2.0
@@ -100,7 +101,9 @@ def test_an_expired_token_counts_no_more(shared_api: Api) -> None:
     text, name = token(shared_api, Role.VIEWER, expires_s=1)
     until = time.monotonic() + 1
     assert shared_api.request("GET", "/v1/audit", None, bearer(text)).status == 200
-    wait_until(lambda: shared_api.request("GET", "/v1/audit", None, bearer(text)).status == 401, "the expiry", 1 + SOON_S)
+    wait_until(
+        lambda: shared_api.request("GET", "/v1/audit", None, bearer(text)).status == 401, what="the expiry", timeout=1 + SOON_S
+    )
     assert time.monotonic() >= until
     listed = shared_api.request("GET", "/v1/tokens", None, ADMIN).json["tokens"]
     assert [t["expired"] for t in listed if t["name"] == name] == [True]
@@ -186,7 +189,7 @@ def test_the_last_use_is_noted_at_most_once_a_minute(database_url: str) -> None:
         text, made = tokens.create(c, name="ci", role=Role.VIEWER, expires_s=None, who="tests")
         assert made["last_used_at"] is None
         assert known.find(text) == tokens.live(c)[made["handle"]]
-        wait_until(lambda: tokens.listed(c)[0]["last_used_at"] is not None, "the note of the use")
+        wait_until(lambda: tokens.listed(c)[0]["last_used_at"] is not None, what="the note of the use")
         # An hour ago, so that only the process's own restraint keeps it from being noted again.
         c.execute("UPDATE api_token SET last_used_at = clock_timestamp() - interval '1 h'")
         before = tokens.listed(c)[0]["last_used_at"]
@@ -219,7 +222,7 @@ def test_without_postgres_tokens_are_503_and_the_administrator_of_the_settings_i
     text, _ = token(api, Role.ADMIN)
     assert api.request("GET", "/v1/audit", None, bearer(text)).status == 200
     own_postgres.kill()
-    wait_until(lambda: api.request("GET", "/v1/audit", None, bearer(text)).status != 200, "the tokens to be unknown")
+    wait_until(lambda: api.request("GET", "/v1/audit", None, bearer(text)).status != 200, what="the tokens to be unknown")
     reply = api.request("GET", "/v1/audit", None, bearer(text))
     assert (reply.status, reply.json["type"], "retry-after" in reply.headers) == (503, "urn:madeira:problem:unavailable", True)
     with ThreadPoolExecutor(16) as pool:
@@ -231,7 +234,7 @@ def test_without_postgres_tokens_are_503_and_the_administrator_of_the_settings_i
     assert make(api, name="a b", role="viewer")[0] == 422
     assert api.request("GET", "/v1/tokens", None, bearer("guessed")).status == 401
     own_postgres.start()
-    wait_until(lambda: api.request("GET", "/v1/audit", None, bearer(text)).status == 200, "the tokens to be known again")
+    wait_until(lambda: api.request("GET", "/v1/audit", None, bearer(text)).status == 200, what="the tokens to be known again")
 
 
 @pytest.mark.long
@@ -244,13 +247,13 @@ def test_a_frozen_postgres_holds_requests_with_tokens_for_a_bounded_time(own_pos
         text, _ = tokens.create(c, name="ci", role=Role.VIEWER, expires_s=None, who="tests")
     assert known.find(text) is not None
     own_postgres.stall()
-    wait_until(lambda: _refused(known, text), "the first refusal", 15)
+    wait_until(lambda: _refused(known, text), what="the first refusal", timeout=15)
     started = time.monotonic()
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(lambda _: _refused(known, text), range(32)))
     assert time.monotonic() - started < 10
     own_postgres.resume()
-    wait_until(lambda: not _refused(known, text), "Postgres' return", 15)
+    wait_until(lambda: not _refused(known, text), what="Postgres' return", timeout=15)
     known.stop()
     database.close()
 

@@ -15,8 +15,9 @@ from madeira.headers import is_reserved
 from madeira.states import Role
 from madeira.trial import CALLS, HEADER
 from tests.api.people import ADMIN, audited, in_json, person
-from tests.api.serving import Api, Reply, rows, wait_until
+from tests.api.serving import Api, Reply, rows
 from tests.receiver import Answer, Gate, Receiver, json_answer
+from tests.system.harness import wait_until
 
 SECRET = "a-signing-secret-of-this-test"
 CREDENTIAL = "a-credential-of-this-test"
@@ -206,7 +207,7 @@ def test_test_calls_hold_a_few_threads_at_most(shared_api: Api, receiver: Receiv
     many = 2 * CALLS + 6
     with ThreadPoolExecutor(many) as pool:
         asked = [pool.submit(ask, shared_api, f"/v1/endpoints/{name}/test") for _ in range(many)]
-        wait_until(lambda: sum(f.done() for f in asked) + receiver.in_progress == many, "each to be called or refused")
+        wait_until(lambda: sum(f.done() for f in asked) + receiver.in_progress == many, what="each to be called or refused")
         assert shared_api.get("/healthz").status == 200
         gate.set()
         answers = [f.result(30) for f in asked]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from tests.api.people import ADMIN, in_json
-from tests.api.serving import Api, wait_until
+from tests.api.serving import Api
 from tests.browser.conftest import Windows
 from tests.browser.window import Window
 from tests.console.scenes import made_endpoint
 from tests.store import making
+from tests.system.harness import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -96,7 +97,7 @@ def test_who_follows_sees_new_events_on_top_and_the_row_that_he_reads_stays_in_i
         page.keyboard.press("j")
     here = page.locator("tr.here .id").get_attribute("title")
     page.mouse.wheel(0, 300)
-    wait_until(lambda: page.evaluate("scrollY") >= 300, "the page to be scrolled")
+    wait_until(lambda: page.evaluate("scrollY") >= 300, what="the page to be scrolled")
     before = page.locator("tr.here").bounding_box()
     for n in range(5):
         making.routed(conn, ("sink",), event_id=f"newer-{n}")

@@ -162,16 +162,21 @@ def test_a_port_in_use_is_waited_for_as_long_as_it_may_become_free(monkeypatch: 
         binding.require("127.0.0.1", port, "MADEIRA_PORT", patience_s=60)
 
 
-def test_gunicorn_says_in_one_line_that_it_cannot_listen(environ: dict[str, str]) -> None:
+@pytest.mark.parametrize("named", ["MADEIRA_HOST", "--bind"])
+def test_gunicorn_says_in_one_line_that_it_cannot_listen(environ: dict[str, str], named: str) -> None:
     """Instead of trying five times, in words that name no setting, with a warning of Python's in between."""
-    environ |= {"MADEIRA_HOST": "192.0.2.1", "MADEIRA_DATABASE_URL": "postgresql://127.0.0.1:1/d"}
+    environ |= {"MADEIRA_DATABASE_URL": "postgresql://127.0.0.1:1/d"}
     environ["MADEIRA_REDIS_URL"] = "redis://127.0.0.1:1/0"
     command = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "deploy" / "gunicorn.conf.py"), "madeira.api:app"]
+    if named == "--bind":
+        command += ["--bind", "192.0.2.1:8000"]
+    else:
+        environ["MADEIRA_HOST"] = "192.0.2.1"
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     first, told = (done.stdout + done.stderr).splitlines()
     assert "Starting gunicorn" in first
     assert told.startswith("madeira: cannot listen on 192.0.2.1 port 8000: ")
-    assert told.endswith("set MADEIRA_HOST to another one")
+    assert told.endswith(f"set {named} to another one")
     assert done.returncode == 1
 
 

@@ -17,9 +17,10 @@ from madeira.client import (
     UnexpectedAnswer,
 )
 from madeira.delivery import signing
-from tests.api.serving import SECRET, rows, wait_until
+from tests.api.serving import SECRET, rows
 from tests.client.conftest import Watching, answer_lost, in_an_hour, passed_on, url
 from tests.receiver import Answer, Call, closed_port, json_answer, silent_port
+from tests.system.harness import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -219,7 +220,7 @@ def test_closing_wakes_whoever_waits_for_the_next_try(between, connect):
     thread = threading.Thread(target=send)
     thread.start()
     between.wait_until(lambda: between.answered == 1)
-    wait_until(lambda: waits(thread), "the client to wait for its next try")
+    wait_until(lambda: waits(thread), what="the client to wait for its next try")
     client.close()
     thread.join(10)
     assert not thread.is_alive()

@@ -11,9 +11,9 @@ from madeira.console.session import LIFE_S, Notice, Sessions
 from madeira.sealing import PREFIX, Sealer
 from madeira.states import Role
 from tests.api.people import ADMIN, audited, token
-from tests.api.serving import ADMIN_TOKEN, Api, wait_until
+from tests.api.serving import ADMIN_TOKEN, Api
 from tests.console.browser import Browser, administrator, filled, somebody
-from tests.system.harness import KEY
+from tests.system.harness import KEY, wait_until
 
 
 class Nobody:
@@ -114,7 +114,7 @@ def test_a_revoked_token_ends_its_sessions(shared_api: Api) -> None:
     browser = Browser(shared_api)
     browser.sign_in(text)
     assert shared_api.request("DELETE", f"/v1/tokens/{name}", None, ADMIN).status == 200
-    wait_until(lambda: browser.get("/console").title == "Sign in", "the session to end")
+    wait_until(lambda: browser.get("/console").title == "Sign in", what="the session to end")
 
 
 def test_a_token_of_the_same_name_does_not_take_a_session_over(shared_api: Api) -> None:
@@ -123,7 +123,7 @@ def test_a_token_of_the_same_name_does_not_take_a_session_over(shared_api: Api) 
     browser.sign_in(text)
     shared_api.request("DELETE", f"/v1/tokens/{name}", None, ADMIN)
     token(shared_api, Role.VIEWER, name=name)
-    wait_until(lambda: browser.get("/console").title == "Sign in", "the session to end")
+    wait_until(lambda: browser.get("/console").title == "Sign in", what="the session to end")
 
 
 def test_a_session_ends_when_its_time_is_up_or_the_token_of_the_settings_is_another() -> None:

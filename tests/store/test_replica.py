@@ -13,9 +13,10 @@ from madeira.cli import running_system
 from madeira.settings import Settings
 from madeira.store.database import Database
 from madeira.store.replica import MAX_AGE_S, Lists
-from tests.api.serving import Api, event, wait_until
+from tests.api.serving import Api, event
 from tests.api.test_health import number
 from tests.servers import OwnPostgres, Standby
+from tests.system.harness import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -49,7 +50,7 @@ def on_replica(conn: psycopg.Connection[Any]) -> bool:
 
 def until_used(found: Lists) -> None:
     """Look until the replica is used."""
-    wait_until(lambda: found.look() is None, "the replica to be used")
+    wait_until(lambda: found.look() is None, what="the replica to be used")
 
 
 def replay(standby: Standby, what: str) -> None:
@@ -58,7 +59,7 @@ def replay(standby: Standby, what: str) -> None:
         c.execute(f"SELECT pg_wal_replay_{what}()".encode())
         if what == "pause":
             state = "SELECT pg_get_wal_replay_pause_state()"
-            wait_until(lambda: c.execute(state).fetchone() == ("paused",), "the replica to pause")
+            wait_until(lambda: c.execute(state).fetchone() == ("paused",), what="the replica to pause")
 
 
 def write(url: str) -> None:
@@ -178,15 +179,15 @@ def test_the_api_lists_what_its_replica_knows_and_shows_one_event_as_it_is(
 ) -> None:
     """A list from a replica that stands still lacks what came since, for five seconds; what is about the one event has it."""
     api = serve(own_postgres.url, redis_url, MADEIRA_REPLICA_URL=standby.url, MADEIRA_PROCESSES="1")
-    wait_until(lambda: b"replica.used" in api.log.read_bytes(), "the replica to be used")
+    wait_until(lambda: b"replica.used" in api.log.read_bytes(), what="the replica to be used")
     assert number(api, "madeira_replica_used") == 1
     assert 0 < (number(api, "madeira_replica_lag_seconds") or 0) < MAX_AGE_S
     replay(standby, "pause")
     assert api.post(event("new")).status == 202
     assert listed(api) == [], "it was read on the replica"
     assert api.get("/v1/events/new?source=shop", admin=True).status == 200
-    wait_until(lambda: listed(api) == ["new"], "the list to be read on the primary", MAX_AGE_S + 5)
-    wait_until(lambda: b"replica.not_used" in api.log.read_bytes(), "a line that says so")
+    wait_until(lambda: listed(api) == ["new"], what="the list to be read on the primary", timeout=MAX_AGE_S + 5)
+    wait_until(lambda: b"replica.not_used" in api.log.read_bytes(), what="a line that says so")
     assert number(api, "madeira_replica_used") == 0
     assert (number(api, "madeira_replica_lag_seconds") or 0) > MAX_AGE_S
 

@@ -60,7 +60,7 @@ def wait_until(predicate: Callable[[], Any], timeout: float = 20.0, *, what: str
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not happen within {timeout:g} s (last value: {value!r})")
+            raise AssertionError(f"waited {timeout:g} s for {what} (last value: {value!r})")
         threading_wait(every)
 
 
