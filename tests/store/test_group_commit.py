@@ -243,7 +243,7 @@ def test_without_tables_the_remedy_is_told(empty_database_url: str) -> None:
         with pytest.raises(StoreUnavailable, match="madeira migrate"), database.connection() as conn:
             events.find(conn, "shop", "none")
         migrate(empty_database_url)
-        assert database.trouble() is None
+        until(lambda: database.trouble() is None)
         assert not commits.submit(new_event(), 5).duplicate
     finally:
         commits.stop(5)
