@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from madeira import metrics_page
-from madeira.broker.exposition import Exposition
+from madeira.broker.exposition import Exposition, StandIn
 from madeira.embedded import free_port
 from tests.system.harness import wait_until
 
@@ -146,8 +146,10 @@ def begin(lines: Lines) -> Iterator[Begin]:
     """Has a page served on a port as soon as that can be."""
     with ExitStack() as stack:
 
-        def begin(port: int, folder: Path, host: str = "127.0.0.1") -> Exposition:
-            exposition = Exposition(host=host, port=port, token="", folder=folder, period_s=PERIOD_S)
+        def begin(
+            port: int, folder: Path, host: str = "127.0.0.1", *, kind: type[Exposition] = Exposition, period_s: float = PERIOD_S
+        ) -> Exposition:
+            exposition = kind(host=host, port=port, token="", folder=folder, period_s=period_s)
             exposition.start()
             stack.callback(exposition.stop)
             return exposition
@@ -165,6 +167,34 @@ def test_whoever_shares_the_folder_waits_quietly_and_takes_the_place_that_is_fre
     wait_until(lambda: len(lines) == 2)
     assert [(line["event"], line["log_level"]) for line in lines] == [("metrics.not_served", "info"), ("metrics.served", "info")]
     assert ask(port, "GET")[0] == 200
+
+
+def test_who_stands_in_serves_the_page_when_it_was_missed_and_is_quiet_before(tmp_path: Path, begin: Begin, lines: Lines) -> None:
+    """Whoever is to serve it looks more often, and comes first."""
+    with running(metrics_page.serve("127.0.0.1", 0, folder=tmp_path)) as port:
+        begin(port, tmp_path, kind=StandIn, period_s=0.2)
+        first = begin(port, tmp_path)
+        wait_until(lambda: lines)
+    wait_until(lambda: len(lines) == 2)
+    first.stop()
+    wait_until(lambda: len(lines) == 3)
+    assert [line["event"] for line in lines] == ["metrics.not_served", "metrics.served", "metrics.served"]
+    assert ask(port, "GET")[0] == 200
+
+
+def test_who_stands_in_leaves_a_port_that_somebody_else_has(tmp_path: Path, begin: Begin, lines: Lines) -> None:
+    """It goes on looking, and tells nothing: that is for whoever is to serve the page."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        looks = threading.Semaphore(0)
+        stand_in = begin(port, tmp_path, kind=StandIn)
+        bound = stand_in._bound
+        stand_in._bound = lambda: looks.release() or bound()  # type: ignore[func-returns-value, method-assign]
+        for _ in range(3):
+            assert looks.acquire(timeout=20)
+    wait_until(lambda: lines)
+    assert [line["event"] for line in lines] == ["metrics.served"]
 
 
 def test_whoever_has_another_folder_is_never_read_and_says_so_once(tmp_path: Path, begin: Begin, lines: Lines) -> None:

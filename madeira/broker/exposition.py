@@ -2,7 +2,8 @@
 
 That of the workers has a process of its own beside them, which Dramatiq starts as a fork of the master. It adds up the files
 that the worker processes write, so it answers for all of them, and also while one of them is stopped or busy. The scheduler is
-one process; a thread of it serves its page.
+one process; a thread of it serves its page. Dramatiq starts the workers' page once: when its process is killed, a worker process
+serves it from then on.
 
 Several workers on one machine may write into one folder: one of them serves the page of all, and the others wait for its place.
 Those that write into different folders need different ports, else the numbers of all but one are never read.
@@ -11,6 +12,7 @@ Those that write into different folders need different ports, else the numbers o
 import errno
 import signal
 import threading
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Final, NoReturn
@@ -59,6 +61,16 @@ def start(values: Settings, port: int) -> None:
     """
     if port:
         Exposition(host=values.host, port=port, token=values.metrics_token, folder=_settings.metrics_folder()).start()
+
+
+def stand_in(values: Settings) -> "StandIn | None":
+    """Be ready, in a worker process, to serve the workers' page when nobody else does; None when there is none."""
+    if not values.metrics_port:
+        return None
+    folder = _settings.metrics_folder()
+    found = StandIn(host=values.host, port=values.metrics_port, token=values.metrics_token, folder=folder)
+    found.start()
+    return found
 
 
 class Exposition:
@@ -138,6 +150,23 @@ class Exposition:
             _log.info("metrics.not_served", **line)
         else:
             _log.warning("metrics.not_served", **line, remedy=_REMEDIES[obstacle])
+
+
+class StandIn(Exposition):
+    """Serves the page of `folder` once it was missed twice: whose place it is may be just about to begin.
+
+    Why it cannot, if so, is told by the process that was to serve it.
+    """
+
+    def _run(self) -> None:
+        from madeira import metrics_page
+
+        missed = 0
+        while not self._stopped.wait(self._period_s):
+            missed = 0 if metrics_page.mark_at(self._host, self._port) else missed + 1
+            if missed > 1:
+                with suppress(OSError, UnicodeError), self._bound() as server:
+                    self._serve(server, was_kept=True)
 
 
 def _wait() -> NoReturn:

@@ -12,7 +12,9 @@ from dramatiq import Broker, Worker, get_broker
 from dramatiq.middleware import CurrentMessage
 
 from madeira import spans
+from madeira.broker import exposition
 from madeira.broker.broker import MadeiraBroker
+from madeira.broker.exposition import StandIn
 from madeira.broker.hands import Hand
 from madeira.broker.pulse import Pulse
 from madeira.broker.rebuild import Stopper
@@ -64,6 +66,8 @@ class Tools:
     stopped: Stopper
     #: Records traces, from `open` on; None: nobody wants them.
     spans: "Spans | None" = None
+    #: Serves the workers' page when nobody else does, from `open` on; None: there is none.
+    stand_in: StandIn | None = None
 
     def open(self, worker: Worker) -> None:
         """Open connections and start threads, in the forked worker."""
@@ -77,10 +81,13 @@ class Tools:
         self.claims.start()
         self.settles.start()
         self.pulse.start()
+        self.stand_in = exposition.stand_in(self.settings)
 
     def close(self) -> None:
         """Close everything; the last finishes were sent."""
         self.stopped.stop()
+        if self.stand_in:
+            self.stand_in.stop()
         self.pulse.stop()
         self.claims.stop(timeout_s=5.0)
         self.settles.stop(timeout_s=5.0)

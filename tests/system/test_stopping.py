@@ -1,5 +1,6 @@
 """What stops, starts anew or is replaced: each kind of process when it is told to, and all of them one after another."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -71,6 +72,34 @@ def answers(port: int, path: str = "/metrics") -> bool:
             return bool(page.status == 200)
     except OSError:
         return False
+
+
+def listener(process: Process, port: int) -> int:
+    """Which of the processes below this one listens at a port."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    [inode] = [line[9] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")]
+    for pid in process.children():
+        with contextlib.suppress(FileNotFoundError):
+            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in Path(f"/proc/{pid}/fd").iterdir()):
+                return pid
+    raise AssertionError(f"none of {process.children()} listens at {port}")
+
+
+@pytest.mark.long
+def test_the_page_of_workers_outlives_the_process_that_is_there_for_it(launch: Launch, receiver: Receiver) -> None:
+    """Dramatiq does not start that one again; a worker process serves the same numbers."""
+    port = free_port()
+    madeira = launch({"a": {"url": receiver.url("/a")}}, env={"MADEIRA_METRICS_PORT": str(port)})
+    madeira.api()
+    worker = madeira.worker(processes=2)
+    wait_until(lambda: answers(port), what="the page")
+    madeira.post_many(3)
+    madeira.wait_all()
+    os.kill(listener(worker, port), signal.SIGKILL)
+    wait_until(lambda: not answers(port), what="the end of the page")
+    wait_until(lambda: answers(port), 30, what="the page again")
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        assert b'madeira_delivery_attempts_total{endpoint="a",outcome="succeeded"} 3.0' in page.read()
 
 
 @pytest.mark.long
