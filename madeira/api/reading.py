@@ -21,6 +21,9 @@ PATIENCE_S: Final = 10.0
 #: Bytes a second that a sender must keep up beyond that.
 RATE: Final = 16_000
 
+#: Bytes of a body of unknown length that are waited for at a time: who sends nothing more is given up by what has come so far.
+_PIECE: Final = 65_536
+
 #: Seconds between two looks for senders whose time is up.
 _LOOK_S: Final = 0.25
 
@@ -65,11 +68,12 @@ def body(environ: Mapping[str, Any], *, limit: int) -> bytes:
         length = _length(announced, limit)
         raw = _read(environ, length) if length else b""
         if len(raw) < length:
+            _close_after(environ)
             raise Problem(400, f"the body ended after {len(raw)} of {length} announced bytes")
         return raw
     if "HTTP_TRANSFER_ENCODING" not in environ:
         return b""
-    raw = _read(environ, limit + 1)
+    raw = _in_pieces(environ, limit + 1)
     if len(raw) > limit:
         raise _too_large(limit)
     return raw
@@ -113,20 +117,41 @@ def allowed_s(size: int) -> float:
     return PATIENCE_S + size / RATE
 
 
-def _read(environ: Mapping[str, Any], size: int) -> bytes:
-    limit_s = allowed_s(size)
-    deadline = time.monotonic() + limit_s
+def _in_pieces(environ: Mapping[str, Any], most: int) -> bytes:
+    raw = bytearray()
+    began = time.monotonic()
+    while (size := min(_PIECE, most - len(raw))) > 0:
+        piece = _read(environ, size, began=began, before=len(raw))
+        raw += piece
+        if len(piece) < size:
+            break
+    return bytes(raw)
+
+
+def _read(environ: Mapping[str, Any], size: int, *, began: float | None = None, before: int = 0) -> bytes:
+    """`size` bytes of a body, or all that is left of it, after the `before` that have come since `began`."""
+    limit_s = allowed_s(before + size)
+    deadline = (time.monotonic() if began is None else began) + limit_s
     try:
         with _ended_at(deadline, environ.get("gunicorn.socket")):
             raw: bytes = environ["wsgi.input"].read(size)
     # What a server raises for malformed chunks or a lost connection is its own business; none of it is an event.
     except Exception:  # noqa: BLE001
+        _close_after(environ)
         if time.monotonic() >= deadline:
             raise _too_slow(limit_s) from None
         raise Problem(400, "the body could not be read: it is malformed or was cut off") from None
     if len(raw) < size and time.monotonic() >= deadline:
+        _close_after(environ)
         raise _too_slow(limit_s)
     return raw
+
+
+def _close_after(environ: Mapping[str, Any]) -> None:
+    """Have the connection closed after the answer: what still comes of this body would be taken for the next request."""
+    message = getattr(environ["wsgi.input"], "message", None)
+    if message is not None:
+        message.must_close = True
 
 
 class _Watch:
@@ -194,7 +219,7 @@ def _ended_at(deadline: float, connection: socket.socket | None) -> Iterator[Non
 
 
 def _too_slow(limit_s: float) -> Problem:
-    return Problem(408, f"the body did not come within {limit_s:.0f} seconds", headers={"Connection": "close"})
+    return Problem(408, f"the body did not come within {limit_s:.0f} seconds")
 
 
 def _too_large(limit: int) -> Problem:

@@ -56,6 +56,9 @@ _PARTING_MAX: Final = 65_536
 #: Seconds for which a thread waits for the next request of a client whose last one came within that time.
 _LINGER_S: Final = 0.03
 
+#: Seconds for which a thread reads what nobody wanted of a body that has come already.
+_REST_S: Final = 0.25
+
 #: What a thread returns of a connection whose request has not arrived.
 _WAITS: Final = object()
 
@@ -84,6 +87,9 @@ _log = log.get(__name__)
 
 class Worker(ThreadWorker):  # type: ignore[misc]
     """A threaded worker whose own refusals are problem documents, and that leaves nobody waiting when it stops."""
+
+    #: Whether it goes on.
+    alive: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -164,7 +170,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Have a request answered; whether the connection is kept."""
         if req.version >= _NAMES_ITS_HOST and not any(name == "HOST" for name, _ in req.headers):
             raise NoHost
+        # For whoever reads the body, and finds that nothing can follow it.
+        req.body.message = req
         return bool(super().handle_request(req, conn))
+
+    def _keepalive_after(self, conn: Any, keepalive: bool) -> bool:
+        """Whether the connection is kept: not if what was not read of the body has yet to come, which no thread waits for."""
+        return keepalive and bool(conn.parser.finish_body(deadline=time.monotonic() + _REST_S))
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """What follows a thread's work, in the main thread: a request that has not arrived waits at the poller."""
@@ -243,6 +255,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().set_accept_enabled(enabled)
         if enabled or (self.alive and self.ppid == os.getppid()):
             return
+        # gunicorn leaves it true when the master has gone; then each answer says that it is the last, and no thread waits.
+        self.alive = False
         for listener in self.sockets:
             self._take_all(listener)
             listener.close()
@@ -298,11 +312,13 @@ class Logger(glogging.Logger):  # type: ignore[misc]
 
 def _arrived(conn: Any) -> tuple[int, int]:
     """How many bytes of a request have come, and how many it takes before it is served."""
+    is_closed = False
     try:
         waiting = conn.sock.recv(WAITING_MAX + 1, socket.MSG_PEEK)
+        is_closed = not waiting
     except BlockingIOError:
         waiting = b""
-    if conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+    if is_closed or conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
         # The sender has closed: whatever has come is all that there is.
         return 0, 0
     data = _held(conn) + waiting

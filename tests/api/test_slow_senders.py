@@ -2,14 +2,18 @@
 
 import contextlib
 import http.client
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.api.serving import Api, event, rows, signed
+from tests.system.harness import wait_until
 
 #: Many more than the threads that serve them.
 SENDERS = 40
@@ -135,3 +139,67 @@ def test_a_client_that_does_not_close_after_its_last_answer_holds_up_nobody(
         while s.recv(4096):
             pass
         s.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "begun"),
+    [
+        ({"Content-Length": "300", "Expect": "100-continue"}, b"{"),
+        ({"Transfer-Encoding": "chunked"}, b"100\r\n{"),
+    ],
+    ids=["announced", "in chunks"],
+)
+def test_what_comes_of_a_body_after_its_time_is_no_request(shared_api: Api, more: dict[str, str], begun: bytes) -> None:
+    """The answer says that it is the last, after ten seconds however large a body may be, and the connection ends."""
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", shared_api.port), timeout=30) as connection:
+        connection.sendall(head(BODY, **more) + begun)
+        answer = b""
+        while b"408" not in answer:
+            answer += connection.recv(4096)
+        assert time.monotonic() - started < 18
+        assert b"connection: close" in answer.lower()
+        with contextlib.suppress(OSError):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            while part := connection.recv(4096):
+                answer += part
+        assert answer.count(b"HTTP/1.1 200") == 0
+
+
+def test_a_body_that_nobody_wants_and_that_does_not_come_holds_no_thread(
+    serve: Callable[..., Api], database_url: str, redis_url: str
+) -> None:
+    """Beside more of them than threads another request is answered soon."""
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="1").start()
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=20))
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n")
+        assert api.request("GET", "/healthz", timeout_s=8).status == 200
+
+
+def test_a_worker_whose_master_was_killed_ends_whoever_asks(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
+    """A client that makes no pause is told that the answer is the last one."""
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="4").start()
+    [worker] = api.worker_pids
+    client = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
+    for n in range(3):
+        client.request("GET", "/healthz")
+        assert client.getresponse().read(), n
+    os.kill(api.pid, signal.SIGKILL)
+    while True:
+        client.request("GET", "/healthz")
+        answer = client.getresponse()
+        answer.read()
+        if answer.getheader("Connection") == "close":
+            break
+    wait_until(lambda: not is_there(worker), 15, what="the end of the worker")
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended; who was to ask how it did may be gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
