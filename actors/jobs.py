@@ -3,7 +3,8 @@
 One process at a time does so, by a lease row, in one thread however many jobs there are. What it does is decided and kept by
 `madeira.store.job_steps`; this only calls it, tells the broker, and waits in between. It is woken when a job is made or let go,
 and sends itself on while there is something to do. It looks every minute by itself, and reconcile wakes it where nobody goes on:
-so a job goes on whose process was killed.
+so a job goes on whose process was killed. The lease outlives a turn until shortly before the next one, so whatever else was woken
+ends at once: a second message that sent itself on too would take the thread in every pause of the first, before all deliveries.
 """
 
 import time
@@ -40,10 +41,16 @@ TURN_S: Final = 30.0
 #: Seconds between two looks at what was begun: at first, and at most when nothing has moved for a while.
 LOOK_S: Final = (0.02, 0.5)
 
-#: Seconds without any movement after which a turn ends, so that what waits for a receiver keeps no thread; the next one comes
-#: `_IDLE_MS` later. Where a worker has one thread only, it calls meanwhile.
+#: Seconds without any movement after which a turn ends, so that what waits for a receiver keeps no thread.
 IDLE_S: Final = 2.0
-_IDLE_MS: Final = 500
+
+#: Seconds between two turns: after one in which something moved, and after one that ended since nothing did. Where a worker has
+#: one thread only, it calls meanwhile.
+_PAUSE_S: Final = 0.1
+_IDLE_PAUSE_S: Final = 0.5
+
+#: Seconds before the next turn at which the lease is free again: its message must never find it taken by the turn before.
+_FREE_BEFORE_S: Final = 0.05
 
 #: Seconds for which a job rests whose page failed, while the others go on.
 _REST_S: Final = 0.5
@@ -59,7 +66,7 @@ def jobs() -> None:
     try:
         turn = Turn(tools.broker.wire, tools.database, is_stopping=lambda: tools.broker.stopping)
         if turn.run():
-            _send(_IDLE_MS if turn.is_idle else 0)
+            _send(round(turn.pause_s * 1000))
     except StoreUnavailable as e:
         log.error("jobs.deferred", error=str(e))
         _send(_AGAIN_MS)
@@ -67,7 +74,7 @@ def jobs() -> None:
 
 def _send(delay_ms: int) -> None:
     try:
-        jobs.send_with_options(delay=delay_ms or None)
+        jobs.send_with_options(delay=delay_ms)
     except ConnectionClosed as e:
         log.warning("jobs.not_sent_on", error=str(e), detail="the next tick, or reconcile, wakes a worker")
 
@@ -92,21 +99,38 @@ class Turn:
         self._resting: dict[int, float] = {}
 
     def run(self) -> bool:
-        """Go on until nothing is left, or the time is up; whether there is something left that nobody does.
+        """Go on until nothing is left, or the time is up; whether there is something left, for a turn in `pause_s` seconds.
 
         Raises:
             StoreUnavailable: Postgres is away; nothing is lost.
         """
         if not self._is_ours():
             return False
+        is_kept = False
         try:
             self._work()
+            is_kept = self._keep()
         finally:
-            with self._database.connection() as conn:
-                leases.release(conn, store.LEASE, self._holder)
+            if not is_kept:
+                with self._database.connection() as conn:
+                    leases.release(conn, store.LEASE, self._holder)
+        if is_kept:
+            return True
         # Asked once more after the lease is free: whoever was woken meanwhile has found it taken.
         with self._database.connection() as conn:
             return bool(store.runnable(conn))
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next turn, where something is left."""
+        return _IDLE_PAUSE_S if self.is_idle else _PAUSE_S
+
+    def _keep(self) -> bool:
+        """Keep the lease through the pause, if there is something left; a process that is to stop leaves it to others at once."""
+        if self._is_stopping():
+            return False
+        with self._database.connection() as conn:
+            return bool(store.runnable(conn)) and leases.take(conn, store.LEASE, self._holder, self.pause_s - _FREE_BEFORE_S)
 
     def _work(self) -> None:
         wait_s, moved_at = LOOK_S[0], time.monotonic()
