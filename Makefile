@@ -31,7 +31,7 @@ run: install
 
 # What measures time runs alone, and first: what it compiles, the others find. Those mostly wait, for leases and restarts; so
 # several files at once, each process with servers of its own. Servers that you name are shared by all tests, which empty them: then one at a time.
-PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 4 --dist loadfile --no-loadscope-reorder)
+PARALLEL := $(if $(MADEIRA_DATABASE_URL)$(MADEIRA_REDIS_URL),,-n 5 --dist loadfile --no-loadscope-reorder)
 
 # ARGS go to pytest: make test ARGS="-x"
 test: install
