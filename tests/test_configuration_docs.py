@@ -86,5 +86,22 @@ def test_it_names_every_setting_that_may_stand_in_a_file() -> None:
     assert set(re.findall(r"`(\w+)`", listed)) == {environment_name(f) for f in fields(Settings) if f.metadata["secret"]}
 
 
+def test_a_worker_has_as_many_processes_and_threads_wherever_one_is_started() -> None:
+    """In what is read and in what is deployed: those of the settings; one that is for some queues may have others."""
+    root = PAGE.parents[1]
+    named = [
+        "README.md",
+        "docs/deployment.md",
+        "docker-compose.yml",
+        "deploy/kubernetes/worker.yaml",
+        "deploy/systemd/madeira-worker@.service",
+    ]
+    asked = re.compile(r'-p[ ,"]+([0-9]+)[ ,"]+-t[ ,"]+([0-9]+)(?!.*-Q)')
+    defaults = {f.name: str(f.default) for f in fields(Settings)}
+    for name in named:
+        found = asked.findall((root / name).read_text())
+        assert set(found) - {("1", "8")} == {(defaults["processes"], defaults["threads"])}, name
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())

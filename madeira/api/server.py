@@ -1,4 +1,4 @@
-"""How gunicorn serves the API: its threaded worker with six differences, and its log in the form of all our logs.
+"""How gunicorn serves the API: its threaded worker with eight differences, and its log in the form of all our logs.
 
 What gunicorn refuses by itself, before any application sees it (a header with a control character, a malformed chunk), is
 told as a problem document like every other error. A request gets a thread when it has arrived, its head and a body that is not
@@ -8,7 +8,8 @@ as gunicorn does, it would let the kernel accept connections that nobody will an
 that is slow to close after its last answer is waited for at the poller: gunicorn's main thread waits for it, two seconds in
 which nobody else is served. And a request that names no host is refused, as the standard has it. And the thread that has answered
 a client which posts one request after the other waits a moment for the next one, while a quarter of the threads is free: the way
-through the main thread costs a tenth of what a post does.
+through the main thread costs a tenth of what a post does. And no thread waits for a body that nobody wants: where it has not
+come, the connection ends. And when the master was killed, each answer says that it is the last one.
 """
 
 import logging
