@@ -13,6 +13,9 @@ from tests.delivery.samples import post
 #: Seconds that a call may take in the tests of slow receivers.
 SHORT_S = 0.4
 
+#: The same, where a call must have got as far as a connection when its time is over, on a busy machine too.
+CONNECTED_S = 1.0
+
 #: Seconds that a call may last longer than its deadline, on a busy machine.
 GRACE_S = 1.0
 

@@ -11,7 +11,7 @@ import trustme
 from madeira.delivery.client import Caller
 from madeira.delivery.verdict import judge
 from madeira.states import ErrorCode, Outcome
-from tests.delivery.calling import SHORT_S, call, failure, resolving
+from tests.delivery.calling import CONNECTED_S, call, failure, resolving
 from tests.delivery.samples import ENDPOINT, LOOPBACK
 from tests.receiver import Answer as Scripted
 from tests.receiver import Gate, Receiver
@@ -101,7 +101,7 @@ def test_a_slow_answer_over_tls_ends_at_the_deadline(authority, ca_file):
             (Scripted(hold=Gate()), ErrorCode.READ_TIMEOUT),
         ):
             receiver.default(scripted)
-            assert failure(caller, receiver.url(), deadline_s=SHORT_S).error_code is code
+            assert failure(caller, receiver.url(), deadline_s=CONNECTED_S).error_code is code
 
 
 def test_a_lost_answer_over_tls_is_a_reset(authority, ca_file):
