@@ -34,7 +34,7 @@ bind = f"[{_s.host}]:{_s.port}" if ":" in _s.host else f"{_s.host}:{_s.port}"
 workers = _s.processes
 threads = _s.threads
 worker_class = "madeira.api.server.Worker"
-logger_class = "madeira.api.server.Logger"
+logger_class = "madeira.api.server_log.Logger"
 proc_name = "madeira-api"
 
 #: A request may wait for its body (10 s, more for a large one) and its commit; what is in hand at SIGTERM ends within this.
@@ -45,6 +45,8 @@ timeout = 60
 keepalive = 75
 worker_connections = 2000
 backlog = 2048
+#: What is sent goes the way of all answers, which holds no thread.
+sendfile = False
 #: The heartbeat file does not wait for a disk.
 worker_tmp_dir = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 #: Its place is the user's home: two Madeiras on one machine would fight for it.

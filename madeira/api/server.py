@@ -1,54 +1,37 @@
-"""How gunicorn serves the API: its threaded worker with eight differences, and its log in the form of all our logs.
+"""How gunicorn serves the API: its threaded worker, with these differences.
 
-What gunicorn refuses by itself, before any application sees it (a header with a control character, a malformed chunk), is
-told as a problem document like every other error. A request gets a thread when it has arrived, its head and a body that is not
-large, and waits in the kernel until then: slow senders, however many, hold no thread that a probe needs. And a worker that
-stops takes what has already reached its socket and then closes the socket at once: left open until the last request has ended,
-as gunicorn does, it would let the kernel accept connections that nobody will answer, and reset them at the end. And a client
-that is slow to close after its last answer is waited for at the poller: gunicorn's main thread waits for it, two seconds in
-which nobody else is served. And a request that names no host is refused, as the standard has it. And the thread that has answered
-a client which posts one request after the other waits a moment for the next one, while a quarter of the threads is free: the way
-through the main thread costs a tenth of what a post does. And no thread waits for a body that nobody wants: where it has not
-come, the connection ends. And when the master was killed, each answer says that it is the last one.
+- What gunicorn refuses by itself, before any application sees it (a header with a control character, a malformed chunk), is told
+  as a problem document like every other error. A request that names no host is refused, as the standard has it.
+- A request gets a thread when it has arrived, its head and a body that is not large, and waits in the kernel until then: slow
+  senders, however many, hold no thread that a probe needs. Of the bodies that a thread must wait for, since they are large, in
+  chunks, or asked for (``Expect``), no more are read at once than leave a quarter of the threads to all others.
+- An answer whose reader is slow is the poller's too. No thread waits for a body that nobody wants, nor the main one for a client
+  that is slow to close after its last answer.
+- The thread that has answered a client which posts one request after the other waits a moment for the next one, while a quarter
+  of the threads is free: the way through the main thread costs a tenth of what a post does.
+- A worker that stops takes what has already reached its socket and then closes the socket at once: left open until the last
+  request has ended, it would let the kernel accept connections that nobody will answer, and reset them at the end.
+- When the master was killed, each answer says that it is the last one.
 """
 
-import logging
 import math
 import os
-import re
 import select
 import selectors
 import socket
+import threading
 import time
-from datetime import timedelta
+from collections import deque
 from functools import partial
-from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any, Final
 
-from gunicorn import glogging, util  # type: ignore[import-untyped]
+from gunicorn import util  # type: ignore[import-untyped]
 from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log
-from madeira.api import app, batch, closing, problems, reading
-
-#: Seconds after which an answer is worth a line of its own.
-SLOW_S: Final = 1.0
-
-#: Bytes of a request that wait in the kernel for the rest of it; a head must be smaller, of a larger body the rest is read by
-#: a thread.
-WAITING_MAX: Final = 65_536
-
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
-
-#: A body that is not simply to be waited for: its sender waits for a word first, or it is in chunks.
-_NOT_PLAIN: Final = re.compile(rb"\r\n(?:expect|transfer-encoding)[ \t]*:", re.IGNORECASE)
-
-#: The one kind of request whose body may be larger than an event's.
-_BATCH: Final = b"POST /v1/events/batch"
-
-#: The state of a connection that neither side has closed (Linux's ``tcpi_state``).
-_ESTABLISHED: Final = 1
+from madeira.api import arrival, closing, problems, reading, sending
 
 #: Seconds that a client may take to close after its last answer, and bytes that it may still send (RFC 9112, section 9.6).
 _PARTING_S: Final = 2.0
@@ -62,6 +45,9 @@ _REST_S: Final = 0.25
 
 #: What a thread returns of a connection whose request has not arrived.
 _WAITS: Final = object()
+
+#: The same, where its body must be waited for by a thread, and as many threads as may do.
+_PARKED: Final = object()
 
 #: Since when a request names the host that it is for.
 _NAMES_ITS_HOST: Final = (1, 1)
@@ -98,6 +84,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._parting: list[Any] = []
         #: Connections that have a thread or wait for one.
         self._in_hand = 0
+        #: Connections whose body a thread waits for, and those whose turn it is when one of them is done.
+        self._patient = 0
+        self._parked: deque[Any] = deque()
+        self._counting = threading.Lock()
+        #: Connections whose client has not taken an answer.
+        self._unsent: list[Any] = []
 
     def accept(self, listener: Any) -> None:
         """Take a connection, if there is one."""
@@ -116,12 +108,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: Any) -> None:
         """Have a thread see to a connection."""
         self._in_hand += 1
+        conn.has_turn = getattr(conn, "has_turn", False)
         super().enqueue_req(conn)
 
     def handle(self, conn: Any) -> Any:
         """See to a connection, in a thread: serve its request, and those that follow closely."""
+        conn.unsent = b""
         follows = time.monotonic() - getattr(conn, "answered", -math.inf) <= _LINGER_S
-        while (result := self._handle(conn)) is True:
+        while (result := self._handle(conn)) is True and not conn.unsent:
             conn.answered = time.monotonic()
             follows = follows and self._lingers(conn)
             if not follows:
@@ -134,7 +128,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             return False
         poll = select.poll()
         poll.register(conn.sock, select.POLLIN)
-        return bool(_held(conn) or poll.poll(_LINGER_S * 1000))
+        return bool(arrival.held(conn) or poll.poll(_LINGER_S * 1000))
 
     def _handle(self, conn: Any) -> Any:
         """Serve a request that has arrived; of another one only see how far it has come."""
@@ -144,17 +138,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         since = conn.since = getattr(conn, "since", None)
         try:
             conn.sock.setblocking(False)
-            come, needed = _arrived(conn)
+            come, needed, is_whole = arrival.of(conn)
         except OSError:
             return False
-        if come > WAITING_MAX:
+        if come > arrival.WAITING_MAX:
             _answer(conn.sock, 431, "the headers are too many or too long")
             return False
         if come >= needed:
             conn.since = None
             conn.data_ready = True
             conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            return super().handle(conn)
+            return super().handle(conn) if is_whole else self._handle_patiently(conn)
         now = time.monotonic()
         if come and since is None:
             conn.since = since = now
@@ -162,10 +156,23 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             _answer(conn.sock, 408, "the request did not come in time")
             return False
         # Not before there is more than now: a socket with something to read would wake the poller all the time.
-        wanted = come + 1 if needed > WAITING_MAX else needed
-        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted - len(_held(conn)))
+        wanted = come + 1 if needed > arrival.WAITING_MAX else needed
+        conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted - len(arrival.held(conn)))
         conn.wait_until = now + self.cfg.keepalive if since is None else since + reading.allowed_s(needed)
         return _WAITS
+
+    def _handle_patiently(self, conn: Any) -> Any:
+        """Serve a request whose body has yet to come, if there is a thread for that."""
+        with self._counting:
+            if not conn.has_turn and (self._parked or self._patient >= self._patient_max):
+                return _PARKED
+            self._patient += not conn.has_turn
+            conn.has_turn = True
+        return super().handle(conn)
+
+    @property
+    def _patient_max(self) -> int:
+        return max(1, int(self.cfg.threads) * 3 // 4)
 
     def handle_request(self, req: Any, conn: Any) -> bool:
         """Have a request answered; whether the connection is kept."""
@@ -173,27 +180,75 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             raise NoHost
         # For whoever reads the body, and finds that nothing can follow it.
         req.body.message = req
-        return bool(super().handle_request(req, conn))
+        if self.cfg.is_ssl:
+            return bool(super().handle_request(req, conn))
+        outgoing = sending.Outgoing(conn.sock)
+        is_kept = bool(super().handle_request(req, SimpleNamespace(sock=outgoing, client=conn.client, server=conn.server)))
+        conn.unsent = outgoing.finish()
+        return is_kept
 
     def _keepalive_after(self, conn: Any, keepalive: bool) -> bool:
         """Whether the connection is kept: not if what was not read of the body has yet to come, which no thread waits for."""
         return keepalive and bool(conn.parser.finish_body(deadline=time.monotonic() + _REST_S))
 
     def finish_request(self, conn: Any, fs: Any) -> None:
-        """What follows a thread's work, in the main thread: a request that has not arrived waits at the poller."""
+        """What follows a thread's work, in the main thread: what has not arrived, or not left, waits at the poller."""
         self._in_hand -= 1
         result = False if fs.cancelled() or fs.exception() is not None else fs.result()
-        if not result and not self.cfg.is_ssl:
-            self._part(conn)
-            return
-        if result is not _WAITS:
-            super().finish_request(conn, fs)
-            return
+        if result is _PARKED:
+            self._parked.append(conn)
+        elif result is _WAITS:
+            self._await(conn)
+        elif conn.unsent:
+            conn.timeout = time.monotonic() + reading.allowed_s(len(conn.unsent))
+            self._unsent.append(conn)
+            self.poller.register(conn.sock, selectors.EVENT_WRITE, partial(self._send_rest, conn, fs, result))
+        else:
+            self._finish(conn, fs, result)
+        self._pass_turn(conn)
+
+    def _pass_turn(self, conn: Any) -> None:
+        with self._counting:
+            self._patient -= conn.has_turn
+            conn.has_turn = False
+            if not self._parked or self._patient >= self._patient_max:
+                return
+            following = self._parked.popleft()
+            self._patient += 1
+            following.has_turn = True
+        self.enqueue_req(following)
+
+    def _await(self, conn: Any) -> None:
         conn.timeout = conn.wait_until
         if not self.alive and conn.since is None:
             conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
         self.pending_conns.append(conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
+    def _send_rest(self, conn: Any, fs: Any, result: Any, _sock: Any) -> None:
+        try:
+            sending.push(conn.sock, conn.unsent)
+        except OSError:
+            self._unread(conn)
+            return
+        if not conn.unsent:
+            self._unsent.remove(conn)
+            self.poller.unregister(conn.sock)
+            self._finish(conn, fs, result)
+
+    def _unread(self, conn: Any) -> None:
+        """Give up a client that does not take its answer."""
+        self._unsent.remove(conn)
+        self.poller.unregister(conn.sock)
+        self.nr_conns -= 1
+        sending.give_up(conn.sock)
+        conn.close()
+
+    def _finish(self, conn: Any, fs: Any, result: Any) -> None:
+        if not result and not self.cfg.is_ssl:
+            self._part(conn)
+        else:
+            super().finish_request(conn, fs)
 
     def _part(self, conn: Any) -> None:
         """Close our side of a connection, and the whole when the client has closed too: unread bytes would reset it."""
@@ -232,6 +287,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         now = time.monotonic()
         for conn in [conn for conn in self._parting if conn.timeout <= now]:
             self._parted(conn)
+        for conn in [conn for conn in self._unsent if conn.timeout <= now]:
+            self._unread(conn)
         for conn in [conn for conn in self.pending_conns if conn.timeout <= now]:
             self.pending_conns.remove(conn)
             self.poller.unregister(conn.sock)
@@ -268,84 +325,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         while before != self.nr_conns < self.worker_connections:
             before = self.nr_conns
             self.accept(listener)
-
-
-class Logger(glogging.Logger):  # type: ignore[misc]
-    """gunicorn's logger, whose lines go the way of all our lines.
-
-    An answer gets a line when it is an error or was slow; at level ``debug`` every one does. What was accepted is on record
-    in Postgres.
-    """
-
-    def setup(self, cfg: Any) -> None:
-        """Take the place of gunicorn's own handlers and formats."""
-        self.cfg = cfg
-        s = app.settings
-        log.configure(s, "api")
-        log.catch()
-        self.loglevel = getattr(logging, s.log_level.upper())
-        self.error_log.setLevel(self.loglevel)
-        self.error_log.propagate = True
-        self._every = self.loglevel <= logging.DEBUG
-
-    @property
-    def access_log_enabled(self) -> bool:
-        """Whether `access` wants to be called."""
-        return True
-
-    def access(self, resp: Any, req: Any, environ: Any, request_time: timedelta) -> None:
-        """Tell of one answer."""
-        status = resp.status_code if hasattr(resp, "status_code") else _status(resp.status)
-        slow = request_time.total_seconds() > SLOW_S
-        if status < HTTPStatus.BAD_REQUEST and not slow and not self._every:
-            return
-        _log.log(
-            logging.WARNING if slow or status >= HTTPStatus.INTERNAL_SERVER_ERROR else logging.INFO,
-            "http.answered",
-            method=environ.get("REQUEST_METHOD"),
-            path=environ.get("PATH_INFO"),
-            source=environ.get("HTTP_X_MADEIRA_SOURCE"),
-            status=status,
-            duration_s=request_time.total_seconds(),
-            client=environ.get("REMOTE_ADDR"),
-        )
-
-
-def _arrived(conn: Any) -> tuple[int, int]:
-    """How many bytes of a request have come, and how many it takes before it is served."""
-    is_closed = False
-    try:
-        waiting = conn.sock.recv(WAITING_MAX + 1, socket.MSG_PEEK)
-        is_closed = not waiting
-    except BlockingIOError:
-        waiting = b""
-    if is_closed or conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
-        # The sender has closed: whatever has come is all that there is.
-        return 0, 0
-    data = _held(conn) + waiting
-    end = data.find(b"\r\n\r\n")
-    if end < 0:
-        return len(data), WAITING_MAX + 1
-    lengths = _LENGTH.findall(data, 0, end + 2)
-    # What will be refused by its head is refused at once.
-    if len(lengths) != 1 or int(lengths[0]) > _limit(data) or _NOT_PLAIN.search(data, 0, end + 2):
-        return 0, 0
-    return min(len(data), WAITING_MAX), min(end + 4 + int(lengths[0]), WAITING_MAX)
-
-
-def _limit(data: bytes) -> int:
-    """Bytes that the body of the request that begins with `data` may have."""
-    return batch.MAX_BYTES if data.startswith(_BATCH) else int(app.settings.max_body)
-
-
-def _held(conn: Any) -> bytes:
-    """What was read of this request already, behind the one before."""
-    return conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
-
-
-def _status(line: Any) -> int:
-    digits = str(line).split(None, 1)[0]
-    return int(digits) if digits.isdigit() else 0
 
 
 def _answer(client: socket.socket, status: int, detail: str) -> None:

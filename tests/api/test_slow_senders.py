@@ -86,11 +86,41 @@ def test_slow_senders_hold_no_thread(
     assert rows(database_url) == 5
 
 
+@pytest.mark.parametrize(
+    "more", [{"Transfer-Encoding": "chunked"}, {"Content-Length": "2000", "Expect": "100-continue"}, {"Content-Length": "100000"}]
+)
+def test_bodies_that_do_not_come_leave_threads_to_others(
+    serve: Callable[..., Api], database_url: str, redis_url: str, more: dict[str, str]
+) -> None:
+    """With more of them than threads, of the kinds that a thread waits for, probes and posts are answered at once.
+
+    So is a whole body of each of these kinds when one of the others is over: none is refused for them.
+    """
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="4").start()
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=40)) for _ in range(8)]
+        for connection in stalled:
+            connection.sendall(head(BODY, **more) + b" " * 70_000 * ("Expect" not in more and "Content-Length" in more))
+        for n in range(5):
+            assert api.request("GET", "/healthz", timeout_s=3).status == 200
+            assert api.request("POST", "/v1/events", event(f"e{n}"), signed(event(f"e{n}")), timeout_s=3).status == 202
+        body = event("patient")
+        last = stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=40))
+        last.sendall(head(body, Expect="100-continue", **{"Content-Length": str(len(body))}))
+        for connection in stalled[:4]:
+            connection.close()
+        answer = last.recv(4096)
+        assert answer == b"HTTP/1.1 100 Continue\r\n\r\n"
+        last.sendall(body)
+        assert status(last) == 202
+    assert rows(database_url) == 6
+
+
 @pytest.mark.long
 @pytest.mark.alone
 def test_a_byte_now_and_then_does_not_prolong_a_body(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
     """A chunked body that is read by a thread has one deadline, whatever comes meanwhile."""
-    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="50", MADEIRA_MAX_BODY="20000").start()
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="60", MADEIRA_MAX_BODY="20000").start()
     chunks = b"1\r\nx\r\n" * 100
     started = time.monotonic()
     with dribbling(api, head(BODY, **{"Transfer-Encoding": "chunked"}), chunks) as slow:
