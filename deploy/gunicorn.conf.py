@@ -104,7 +104,10 @@ def worker_exit(_server, worker):
 
 
 def child_exit(_server, worker):
-    """Drop the gauges of a process that is gone; its counters stay."""
+    """Drop the gauges of a process that is gone; its counters stay. No connections are left to it any more."""
     from prometheus_client import multiprocess
 
+    from madeira.api import server as _server_of_ours
+
+    _server_of_ours.shares.end(worker.age)
     multiprocess.mark_process_dead(worker.pid)

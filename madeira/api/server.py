@@ -11,6 +11,7 @@
   of the threads is free: the way through the main thread costs a tenth of what a post does.
 - A worker that stops takes what has already reached its socket and then closes the socket at once: left open until the last
   request has ended, it would let the kernel accept connections that nobody will answer, and reset them at the end.
+- The processes share the connections evenly.
 - When the master was killed, each answer says that it is the last one.
 """
 
@@ -31,7 +32,7 @@ from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log
-from madeira.api import arrival, closing, problems, reading, sending
+from madeira.api import arrival, closing, problems, reading, sending, sharing
 
 #: Seconds that a client may take to close after its last answer, and bytes that it may still send (RFC 9112, section 9.6).
 _PARTING_S: Final = 2.0
@@ -69,6 +70,9 @@ _REFUSALS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (errors.ParseException, 400, "the request is malformed"),
 )
 
+#: Of all workers of this master.
+shares: Final = sharing.Shares()
+
 _log = log.get(__name__)
 
 
@@ -90,9 +94,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._counting = threading.Lock()
         #: Connections whose client has not taken an answer.
         self._unsent: list[Any] = []
+        self._turn = sharing.Turn(shares)
 
     def accept(self, listener: Any) -> None:
-        """Take a connection, if there is one."""
+        """Take a connection, if there is one, and it is not another process' turn."""
+        if self.alive and self._turn.leaves(self.nr_conns):
+            super().set_accept_enabled(False)
+            return
         super().accept(closing.Admitting(listener))
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
@@ -305,16 +313,26 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if conn.since is None:
                 conn.timeout = min(conn.timeout, deadline)
 
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """Wait for what comes next; meanwhile the other processes know how many connections this one has."""
+        if self.alive:
+            shares.tell(self.age, self.nr_conns)
+        left_s = self._turn.left_s()
+        super().wait_for_and_dispatch_events(min(timeout, left_s) if left_s > 0 else timeout)
+
     def set_accept_enabled(self, enabled: bool) -> None:
         """Begin or cease to accept connections; the last time, first take those that are already there.
 
         It is the last time, too, when the master was killed: a new one needs the socket.
         """
+        if enabled and self._turn.left_s() > 0:
+            return
         super().set_accept_enabled(enabled)
         if enabled or (self.alive and self.ppid == os.getppid()):
             return
         # gunicorn leaves it true when the master has gone; then each answer says that it is the last, and no thread waits.
         self.alive = False
+        shares.end(self.age)
         for listener in self.sockets:
             self._take_all(listener)
             listener.close()
