@@ -317,7 +317,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Wait for what comes next; meanwhile the other processes know how many connections this one has."""
         if self.alive:
             shares.tell(self.age, self.nr_conns)
-        left_s = self._turn.left_s()
+        left_s = self._turn.left_s(self.nr_conns)
         super().wait_for_and_dispatch_events(min(timeout, left_s) if left_s > 0 else timeout)
 
     def set_accept_enabled(self, enabled: bool) -> None:
@@ -325,7 +325,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
         It is the last time, too, when the master was killed: a new one needs the socket.
         """
-        if enabled and self._turn.left_s() > 0:
+        if enabled and self._turn.left_s(self.nr_conns) > 0:
             return
         super().set_accept_enabled(enabled)
         if enabled or (self.alive and self.ppid == os.getppid()):

@@ -10,62 +10,74 @@ import struct
 import time
 from typing import Final
 
-#: Connections that a process may have more than the one with the fewest before it leaves some to it.
-_AHEAD: Final = 1
+#: Connections that a process may have more than another one before it leaves some to it.
+_AHEAD: Final = 2
 
-#: Seconds for which a process leaves connections to others.
-_LEAVES_S: Final = 0.01
-
-#: Connections that a process takes at most before it leaves some again, when nobody takes those it leaves.
-_TAKES_MAX: Final = 1024
+#: Seconds within which a process that leaves connections to others sees them at work.
+_LEAVES_S: Final = 0.05
 
 #: More places than processes that run at once; those that share one know a little less of each other.
-_PLACES: Final = 256
+_PLACES: Final = 64
+
+#: Where the numbers of looks begin anew.
+_LOOKS_MAX: Final = 2**31
 
 
 class Shares:
-    """How many connections each process has; made before the fork."""
+    """How many connections each process has, and how often it has looked for more; made before the fork."""
 
     def __init__(self) -> None:
-        self._counts = memoryview(mmap.mmap(-1, _PLACES * struct.calcsize("i"))).cast("i")
+        memory = memoryview(mmap.mmap(-1, 2 * _PLACES * struct.calcsize("i"))).cast("i")
+        self._counts = memory[:_PLACES]
+        self._looks = memory[_PLACES:]
 
     def tell(self, process: int, connections: int) -> None:
-        """Let the others know how many `process`, which is a number of its own, has."""
-        self._counts[process % _PLACES] = connections + 1
+        """Let the others know how many `process`, which is a number of its own, has, and that it looks for more."""
+        place = process % _PLACES
+        self._counts[place] = connections + 1
+        self._looks[place] = (self._looks[place] + 1) % _LOOKS_MAX
 
     def end(self, process: int) -> None:
         """Have `process` be nobody any more whom connections are left to."""
         self._counts[process % _PLACES] = 0
 
-    def is_ahead(self, connections: int) -> bool:
-        """Whether a process with so many has more than its share."""
-        return connections + 1 > min(filter(None, self._counts), default=connections + 1) + _AHEAD
+    def behind(self, connections: int) -> set[tuple[int, int]]:
+        """Whom a process with so many leaves the next ones to: each one's place and number of looks."""
+        most = connections + 1 - _AHEAD
+        return {(place, self._looks[place]) for place, count in enumerate(self._counts) if 0 < count <= most}
+
+    def has_not_looked(self, place: int, look: int) -> bool:
+        """Whether the one at `place` has not looked again since its `look`."""
+        return self._looks[place] == look
 
 
 class Turn:
-    """When one process leaves connections to the others.
-
-    Those may stand still. So it takes one that nobody else took, and each time that is so again twice as many in a row.
-    """
+    """When one process leaves connections to the others; not to those that stand still."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._leaves_until = time.monotonic()
-        self._takes = 0
-        self._takes_next = 1
+        #: When the moment began in which this process leaves connections to others; None while it does not.
+        self._since: float | None = None
+        #: For how many seconds each has been left connections without a look at them; as of `Shares.behind`.
+        self._waited_for: dict[tuple[int, int], float] = {}
 
     def leaves(self, connections: int) -> bool:
         """Whether this process, which has so many, leaves what there is to others; then it does for a moment."""
-        if not self._shares.is_ahead(connections):
-            self._takes, self._takes_next = 0, 1
-            return False
-        if self._takes:
-            self._takes -= 1
-            return False
-        self._leaves_until = time.monotonic() + _LEAVES_S
-        self._takes, self._takes_next = self._takes_next, min(self._takes_next * 2, _TAKES_MAX)
-        return True
+        self._since = time.monotonic() if self._awaited(connections) else None
+        return self._since is not None
 
-    def left_s(self) -> float:
-        """Seconds that the moment still takes; 0 or less when it is over."""
-        return self._leaves_until - time.monotonic()
+    def left_s(self, connections: int) -> float:
+        """Seconds that the moment still takes; 0 when it is over, as it is once nobody has fewer any more."""
+        if self._since is None:
+            return 0.0
+        awaited = self._awaited(connections)
+        now = time.monotonic()
+        for one in awaited:
+            self._waited_for[one] = self._waited_for.get(one, 0.0) + now - self._since
+        self._since = now if awaited else None
+        return _LEAVES_S - max(self._waited_for[one] for one in awaited) if awaited else 0.0
+
+    def _awaited(self, connections: int) -> set[tuple[int, int]]:
+        behind = self._shares.behind(connections)
+        self._waited_for = {one: waited_s for one, waited_s in self._waited_for.items() if self._shares.has_not_looked(*one)}
+        return {one for one in behind if self._waited_for.get(one, 0.0) < _LEAVES_S}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from madeira.api.sharing import Shares, Turn
 from tests.api.serving import Api
 from tests.system.harness import wait_until
 
@@ -71,3 +72,34 @@ def test_nobody_waits_for_a_process_that_stands_still(serve: Callable[..., Api],
             assert shares == [0, MANY]
     finally:
         os.kill(frozen, signal.SIGCONT)
+
+
+def test_a_process_leaves_connections_to_one_that_has_two_fewer() -> None:
+    """And no longer than that is so."""
+    shares = Shares()
+    ours = Turn(shares)
+    shares.tell(1, 7)
+    shares.tell(2, 6)
+    assert not ours.leaves(7)
+    shares.tell(2, 5)
+    assert ours.leaves(7)
+    assert ours.left_s(7) > 0
+    shares.tell(2, 6)
+    assert ours.left_s(7) == 0
+
+
+def test_one_that_stands_still_is_waited_for_once() -> None:
+    """Until it looks again; one that has ended is waited for never."""
+    shares = Shares()
+    ours = Turn(shares)
+    shares.tell(1, 0)
+    shares.tell(2, 0)
+    assert ours.leaves(9)
+    shares.tell(2, 9)
+    wait_until(lambda: ours.left_s(9) <= 0)
+    assert not ours.leaves(9)
+    shares.tell(1, 0)
+    assert ours.leaves(9)
+    shares.end(1)
+    assert ours.left_s(9) == 0
+    assert not ours.leaves(9)
