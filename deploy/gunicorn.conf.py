@@ -43,7 +43,8 @@ graceful_timeout = 30
 timeout = 60
 #: Longer than the minute after which load balancers close idle connections, so that they do it, not we.
 keepalive = 75
-worker_connections = 2000
+#: Of a process; the other half of the files that it may have open is for all else. When there are as many, idle ones make room.
+worker_connections = max(threads + 1, min(2000, _process.descriptors() // 2))
 backlog = 2048
 #: What is sent goes the way of all answers, which holds no thread.
 sendfile = False

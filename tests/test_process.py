@@ -46,3 +46,14 @@ def test_a_system_without_such_policies_is_no_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(os, "sched_setscheduler", raising=False)
     monkeypatch.setattr("gc.freeze", lambda: None)
     process.prepare()
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    """What started it had 1,024 as shells have, of 4,096 allowed."""
+    script = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))\n"
+        "from madeira import process\nprocess.prepare()\n"
+        "print(process.descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    line = [sys.executable, "-c", script]
+    assert subprocess.run(line, capture_output=True, text=True, check=True, timeout=30).stdout == "4096 (4096, 4096)\n"

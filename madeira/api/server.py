@@ -11,10 +11,11 @@
   of the threads is free: the way through the main thread costs a tenth of what a post does.
 - A worker that stops takes what has already reached its socket and then closes the socket at once: left open until the last
   request has ended, it would let the kernel accept connections that nobody will answer, and reset them at the end.
-- The processes share the connections evenly.
+- The processes share the connections evenly. Of too many the one that has been idle for longest is closed.
 - When the master was killed, each answer says that it is the last one.
 """
 
+import errno
 import math
 import os
 import select
@@ -24,6 +25,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -37,6 +39,12 @@ from madeira.api import arrival, closing, problems, reading, sending, sharing
 #: Seconds that a client may take to close after its last answer, and bytes that it may still send (RFC 9112, section 9.6).
 _PARTING_S: Final = 2.0
 _PARTING_MAX: Final = 65_536
+
+#: What the kernel says when it has no more for this process, or for any.
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+#: Seconds after which it is asked again.
+_RECOVERS_S: Final = 0.5
 
 #: Seconds for which a thread waits for the next request of a client whose last one came within that time.
 _LINGER_S: Final = 0.03
@@ -95,13 +103,23 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         #: Connections whose client has not taken an answer.
         self._unsent: list[Any] = []
         self._turn = sharing.Turn(shares)
+        #: Until when no connection is taken, since there are no files for them.
+        self._exhausted_until = 0.0
 
     def accept(self, listener: Any) -> None:
         """Take a connection, if there is one, and it is not another process' turn."""
         if self.alive and self._turn.leaves(self.nr_conns):
             super().set_accept_enabled(False)
             return
-        super().accept(closing.Admitting(listener))
+        try:
+            super().accept(closing.Admitting(listener))
+        except OSError as e:
+            if e.errno not in _EXHAUSTED:
+                raise
+            _log.warning("http.not_accepted", reason=str(e), connections=self.nr_conns)
+            self._exhausted_until = time.monotonic() + _RECOVERS_S
+            super().set_accept_enabled(False)
+            self._make_room()
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
         """Answer a request that no application saw."""
@@ -291,7 +309,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         conn.close()
 
     def murder_pending(self) -> None:
-        """Give up those whose time is up; whoever has sent something is told so."""
+        """Give up those whose time is up; whoever has sent something is told so. Of too many an idle one is given up, too."""
         now = time.monotonic()
         for conn in [conn for conn in self._parting if conn.timeout <= now]:
             self._parted(conn)
@@ -305,6 +323,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             else:
                 self.nr_conns -= 1
                 conn.close()
+        if self.nr_conns >= self.worker_connections:
+            self._make_room()
 
     def _cap_keepalive(self, deadline: float) -> None:
         """Keep no connection without a request longer than until `deadline`."""
@@ -317,15 +337,31 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Wait for what comes next; meanwhile the other processes know how many connections this one has."""
         if self.alive:
             shares.tell(self.age, self.nr_conns)
-        left_s = self._turn.left_s(self.nr_conns)
+        left_s = self._holds_back_s()
         super().wait_for_and_dispatch_events(min(timeout, left_s) if left_s > 0 else timeout)
+
+    def _holds_back_s(self) -> float:
+        """Seconds for which this process takes no connection."""
+        return max(self._turn.left_s(self.nr_conns), self._exhausted_until - time.monotonic())
+
+    def _make_room(self) -> None:
+        """Close the connection that has been idle for longest: those that are kept in reserve are not to keep others out."""
+        silent = [conn for conn in self.pending_conns if conn.since is None]
+        idle = [(conn.timeout, conns, conn) for conns in (self.keepalived_conns, silent) for conn in list(conns)[:1]]
+        if not idle:
+            return
+        _, conns, conn = min(idle, key=itemgetter(0))
+        (self.pending_conns if conns is silent else conns).remove(conn)
+        self.poller.unregister(conn.sock)
+        self.nr_conns -= 1
+        conn.close()
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """Begin or cease to accept connections; the last time, first take those that are already there.
 
         It is the last time, too, when the master was killed: a new one needs the socket.
         """
-        if enabled and self._turn.left_s(self.nr_conns) > 0:
+        if enabled and self._holds_back_s() > 0:
             return
         super().set_accept_enabled(enabled)
         if enabled or (self.alive and self.ppid == os.getppid()):

@@ -117,9 +117,11 @@ class Api:
         """Process ids of the workers, oldest first."""
         return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
-    def start(self, *args: str) -> "Api":
-        """Start, with further arguments of gunicorn, and wait until it answers."""
+    def start(self, *args: str, files: int | None = None) -> "Api":
+        """Start, with further arguments of gunicorn and a limit of open files, and wait until it answers."""
         command = [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", *args, "madeira.api:app"]
+        if files is not None:
+            command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
         wait_until(self._alive, START_S, what=f"an answer of the API, whose log is {self.log}")
