@@ -18,8 +18,7 @@ from madeira.api.problems import FieldError, Problem
 from madeira.broker import places
 from madeira.broker.queues import Queues
 from madeira.states import EventStatus, Role
-from madeira.store import events as store
-from madeira.store import listing, retention, selection
+from madeira.store import listing, retention, selection, story
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
 from madeira.store.replica import Lists
@@ -82,7 +81,7 @@ def find(source: str, event_id: str, *, database: Database, queues: Queues, aske
     is none. `asked_by` is the source that asks, which is told the ids of its own events only; None: a person.
     """
     with database.connection() as connection:
-        found = store.find(connection, source, event_id)
+        found = story.find(connection, source, event_id)
         if found is None:
             return None
         waits = places.in_order(connection, found)

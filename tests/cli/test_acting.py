@@ -16,7 +16,7 @@ import pytest
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_delivery
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import events
+from madeira.store import routing
 from tests.store.making import GIVE_UP, accept, claimed, event, routed, settled
 
 pytestmark = pytest.mark.long
@@ -87,7 +87,7 @@ def test_a_dead_event_is_replayed_queued_and_on_record(terminal: Terminal) -> No
 
 def test_an_unrouted_event_is_rerouted(terminal: Terminal) -> None:
     seq = accept(terminal.conn, event_id="one")
-    events.route(terminal.conn, [(seq, [])])
+    routing.route(terminal.conn, [(seq, [])])
     assert "pending" in terminal.run("reroute", "one", "--source", "shop", "--reason", "mended").stdout
     assert terminal.queues.where(ROUTE, [str(seq)])[0].kind == "waiting"
     assert terminal.audited() == [(WHO, "reroute", "event shop/one", "mended")]
@@ -184,7 +184,7 @@ def test_events_are_followed_as_they_come(terminal: Terminal) -> None:
 
 def test_a_born_dead_delivery_is_told_to_be_rerouted(terminal: Terminal) -> None:
     plan = [PlannedDelivery("a", "a", failure_class=FailureClass.TEMPLATE, last_error="no such field")]
-    events.route(terminal.conn, [(accept(terminal.conn, event_id="one"), plan)])
+    routing.route(terminal.conn, [(accept(terminal.conn, event_id="one"), plan)])
     refused = terminal.run("replay", "one", "--source", "shop", "--reason", "x", code=1)
     assert "reroute" in refused.stderr
     assert "taken away: a" in terminal.run("reroute", "one", "--source", "shop", "--reason", "x").stdout

@@ -11,7 +11,7 @@ import pytest
 
 from madeira import sealing
 from madeira.records import PlannedDelivery
-from madeira.store import events
+from madeira.store import events, routing
 from tests.store import making
 from tests.system.harness import KEY
 
@@ -119,7 +119,7 @@ def test_pruning_what_is_unfinished_names_the_commands_that_help(terminal: Termi
     terminal.run("apply", "-", stdin=FILE)
     with psycopg.connect(database_url) as conn:
         [accepted] = events.insert(conn, [making.new_event()])
-        events.route(conn, [(accepted.seq, [PlannedDelivery("sink", "sink", ("all",))])])
+        routing.route(conn, [(accepted.seq, [PlannedDelivery("sink", "sink", ("all",))])])
     rest = FILE[: FILE.index("[[endpoint]]")]
     told = terminal.run("apply", "--prune", "-", stdin=rest, code=1)
     assert "DELETE /v1/endpoints/sink?unfinished=cancel&reason=WHY" in told

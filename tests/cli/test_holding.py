@@ -15,7 +15,7 @@ import pytest
 from madeira.broker.queues import Queues, ensure_delivery
 from madeira.lanes import LaneSettings
 from madeira.records import PlannedDelivery
-from madeira.store import events
+from madeira.store import routing
 from tests.store import making
 from tests.system.harness import configure, toml
 
@@ -44,7 +44,7 @@ class Terminal:
     def waiting(self, event_id: str, endpoint: str = "a", lane: str = "a") -> None:
         """A queued delivery of an event of its own."""
         seq = making.accept(self.conn, event_id=event_id)
-        [ref] = events.route(self.conn, [(seq, [PlannedDelivery(endpoint, lane)])])[0].refs
+        [ref] = routing.route(self.conn, [(seq, [PlannedDelivery(endpoint, lane)])])[0].refs
         self.queues.ensure([ensure_delivery(ref)])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
-from madeira.store import erase, events, job_steps, jobs
+from madeira.store import erase, job_steps, jobs, routing
 from madeira.store.jobs import NewJob
 from madeira.store.selection import Selection
 from tests.api.people import audited, token
@@ -24,7 +24,7 @@ Connection = psycopg.Connection[Any]
 def born_dead(conn: Connection, endpoint: str) -> int:
     """A delivery whose template failed."""
     plan = PlannedDelivery(endpoint, endpoint, ("all",), failure_class=FailureClass.TEMPLATE, last_error="no such field")
-    return events.route(conn, [(making.accept(conn), [plan])])[0].dead[0].delivery_id
+    return routing.route(conn, [(making.accept(conn), [plan])])[0].dead[0].delivery_id
 
 
 def preview(browser: Browser, endpoint: str, action: str = "replay") -> Seen:
