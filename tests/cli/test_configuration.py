@@ -1,9 +1,6 @@
 """`madeira apply`, `export`, `reencrypt` and `doctor` as programs, on a database that is named."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
@@ -14,10 +11,10 @@ from madeira.records import PlannedDelivery
 from madeira.store import events, routing
 from tests.store import making
 from tests.system.harness import KEY
+from tests.terminal import environ, run
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 
 FILE = """
 [[source]]
@@ -40,20 +37,10 @@ class Terminal:
     """Runs commands in one environment."""
 
     def __init__(self, database_url: str, folder: Path) -> None:
-        plain = {k: v for k, v in os.environ.items() if not k.startswith("MADEIRA_")}
-        self.environ = plain | {
-            "MADEIRA_DATABASE_URL": database_url,
-            "MADEIRA_SECRET_KEY": KEY,
-            "MADEIRA_DATA_DIR": str(folder / "data"),
-        }
+        self.environ = environ(MADEIRA_DATABASE_URL=database_url, MADEIRA_SECRET_KEY=KEY, MADEIRA_DATA_DIR=str(folder / "data"))
 
     def run(self, *arguments: str, stdin: str = "", code: int = 0) -> str:
-        command = [sys.executable, "-m", "madeira.cli", *arguments]
-        done = subprocess.run(
-            command, env=self.environ, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
+        done = run(self.environ, *arguments, given=stdin, code=code)
         return done.stdout + done.stderr
 
 
