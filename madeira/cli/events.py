@@ -20,7 +20,7 @@ from madeira.cli.listing import list_events
 from madeira.retry import names_its_class
 from madeira.settings import Settings
 from madeira.states import EventStatus
-from madeira.store import retention, story
+from madeira.store import story, tombstones
 
 #: Characters of a payload and of an answer that are shown.
 _SHOWN: Final = 300
@@ -46,7 +46,7 @@ def trace(identifier: str, as_json: bool) -> None:
     with database(values) as db, db.connection() as conn:
         found = story.find_trace(conn, identifier)
         _add_places(values, conn, found)
-        gone = retention.gone(conn, identifier)
+        gone = tombstones.find_trace(conn, identifier)
     if not found and not gone:
         raise click.ClickException(f"no event has the trace id or the event id {identifier!r}")
     if as_json:
@@ -77,7 +77,7 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
     with database(values) as db, db.connection() as conn:
         candidates = [e for e in story.find_trace(conn, event_id) if e["event_id"] == event_id]
         _add_places(values, conn, candidates)
-        gone = [e for e in retention.gone(conn, event_id) if e["event_id"] == event_id and source in (None, e["source"])]
+        gone = [e for e in tombstones.find_trace(conn, event_id) if e["event_id"] == event_id and source in (None, e["source"])]
     found = [e for e in candidates if source in (None, e["source"])]
     if not found and gone:
         raise click.ClickException(_gone(gone[0]))

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, NewEvent
 from madeira.states import EventStatus
-from madeira.store import retention
+from madeira.store import tombstones
 from madeira.store.columns import binaries, texts
 from madeira.store.same import same_value
 
@@ -95,7 +95,7 @@ def _insert_once(
         answers.update((i, _answer(events[i], row)) for i in others if (row := known.get(_identity(events[i]))))
     unknown = [i for i in others if i not in answers]
     if unknown:
-        gone = retention.tombstones(conn, [_identity(events[i]) for i in unknown])
+        gone = tombstones.find(conn, [_identity(events[i]) for i in unknown])
         answers.update((i, _answer_of_gone(events[i], row)) for i in unknown if (row := gone.get(_identity(events[i]))))
 
 

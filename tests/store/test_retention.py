@@ -8,7 +8,21 @@ import pytest
 from madeira.errors import IllegalTransition
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import EventStatus
-from madeira.store import audit, cancelling, erase, events, jobs, listing, parts, replay, retention, rollups, routing, story
+from madeira.store import (
+    audit,
+    cancelling,
+    erase,
+    events,
+    jobs,
+    listing,
+    parts,
+    replay,
+    retention,
+    rollups,
+    routing,
+    story,
+    tombstones,
+)
 from madeira.store.deliveries import mark_notified
 from madeira.store.jobs import NewJob
 from madeira.store.retention import Ages
@@ -142,7 +156,7 @@ def test_an_event_stays_for_a_while_after_its_tombstone(conn: Connection) -> Non
     assert (retention.waits_s(conn) or 0) > retention.WAIT.total_seconds() - 10
     # Both are there now: the event is what counts, and it is buried once.
     assert story.find(conn, "shop", "one") is not None
-    assert retention.gone(conn, "one") == []
+    assert tombstones.find_trace(conn, "one") == []
     conn.execute("UPDATE retention_walk SET after = 0")
     assert retention.bury(conn, ALL).done == 0
 
@@ -311,6 +325,6 @@ def test_a_list_no_longer_shows_what_is_gone_and_a_trace_says_that_it_was(conn: 
     removed(conn)
     assert listing.page(conn, listing.Wanted(), limit=10).events == []
     for identifier in ("good", "trace-good"):
-        [gone] = retention.gone(conn, identifier)
+        [gone] = tombstones.find_trace(conn, identifier)
         assert (gone["event_id"], gone["status"]) == ("good", "succeeded")
         assert gone["removed_at"] > gone["ended_at"] >= gone["created_at"]
