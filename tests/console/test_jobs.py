@@ -13,9 +13,8 @@ from madeira.store.selection import Selection
 from tests.api.people import audited, token
 from tests.api.serving import Api
 from tests.console.browser import Browser, Seen, administrator, filled, queried, somebody
-from tests.console.scenes import made_endpoint
+from tests.console.scenes import HOSTILE, LARGEST, made_endpoint
 from tests.console.test_dead_letters import letters, name
-from tests.console.test_pages import HOSTILE, LARGEST
 from tests.store import making
 
 Connection = psycopg.Connection[Any]
