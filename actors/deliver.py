@@ -30,7 +30,8 @@ from madeira.log import bind, get
 from madeira.records import Attempt, Claimed, DeliveryRef, Endpoint, Refused, Settled
 from madeira.states import DeliveryStatus, ErrorCode, Outcome
 from madeira.store import holding
-from madeira.store.deliveries import ClaimRequest, SettleRequest
+from madeira.store.claims import ClaimRequest
+from madeira.store.deliveries import SettleRequest
 
 if TYPE_CHECKING:
     from madeira.spans.record import Call

@@ -16,8 +16,8 @@ from madeira.broker.tools import Tools, current
 from madeira.errors import StoreUnavailable
 from madeira.log import get
 from madeira.routing.rules import match
-from madeira.store import events, ordering
-from madeira.store.events import RouteResult, Unroutable
+from madeira.store import ordering, routing
+from madeira.store.routing import RouteResult, Unroutable
 
 log = get(__name__)
 
@@ -48,13 +48,13 @@ def _route(tools: Tools, hand: Hand, seqs: Sequence[int]) -> None:
     rules = tools.rules.need()
     began_ns = time.time_ns() if tools.spans else 0
     with tools.database.connection() as conn:
-        found, others = events.routable(conn, seqs)
+        found, others = routing.routable(conn, seqs)
     # Filters and templates may take a while over a large payload; no connection waits for them.
     plans = [(event.seq, match(rules, event, egress=tools.egress)) for event in found]
     results = []
     if plans:
         with tools.database.connection() as conn:
-            results = events.route(conn, plans, made_for=rules.version)
+            results = routing.route(conn, plans, made_for=rules.version)
     if tools.spans:
         tools.spans.routed(found, results, began_ns)
     if any(delivery.ordering_key is not None for _, planned in plans for delivery in planned):
@@ -85,7 +85,7 @@ def _leave(tools: Tools, hand: Hand, seq: int, why: Unroutable) -> None:
     if why.reason == "finished":
         # An earlier run may have died after its commit: what it left unfinished is in Postgres, and is queued again.
         with tools.database.connection() as conn:
-            (result,) = events.route(conn, [(seq, [])])
+            (result,) = routing.route(conn, [(seq, [])])
         _keep_first(tools, [result])
         _tell(hand, result)
     elif why.reason == "not_due":
@@ -105,7 +105,7 @@ def _is_poisonous(tools: Tools, hand: Hand, seqs: Sequence[int]) -> bool:
 def _count_failure(tools: Tools, hand: Hand, seq: int) -> bool:
     try:
         with tools.database.connection() as conn:
-            died = events.count_route_failure(conn, seq)
+            died = routing.count_route_failure(conn, seq)
     except StoreUnavailable as e:
         tools.broker.gate.close(str(e))
         return False

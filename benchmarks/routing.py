@@ -24,6 +24,7 @@ from madeira.records import Endpoint, NewEvent, RoutableEvent, Route
 from madeira.routing.config import Rules
 from madeira.routing.rules import match
 from madeira.store import events
+from madeira.store import routing as store
 from madeira.store.database import Database
 from madeira.store.migrate import migrate
 
@@ -76,10 +77,10 @@ def routing(database: Database, these: Rules, of: Sequence[Kind]) -> float:
     started = time.perf_counter()
     for at in range(0, len(seqs), BATCH):
         with database.connection() as conn:
-            found, _ = events.routable(conn, seqs[at : at + BATCH])
+            found, _ = store.routable(conn, seqs[at : at + BATCH])
         plans = [(event.seq, match(these, event, egress=EGRESS)) for event in found]
         with database.connection() as conn:
-            events.route(conn, plans)
+            store.route(conn, plans)
     return len(seqs) / (time.perf_counter() - started)
 
 

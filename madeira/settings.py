@@ -6,25 +6,16 @@ reference in ``docs/configuration.md`` is made from it.
 
 import difflib
 import errno
-import ipaddress
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
-
-from madeira import digits, egress, sealing, without
+from madeira import egress
+from madeira import setting_values as parse
 from madeira.errors import SettingsError
-
-without.load("redis", without="opentelemetry")
-
-import redis  # noqa: E402
 
 #: Every name that Madeira reads starts with this; any other name with it stops the start.
 PREFIX: Final = "MADEIRA_"
@@ -51,106 +42,9 @@ _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 #: Where prometheus-client looks for its folder.
 _MULTIPROC: Final = "PROMETHEUS_MULTIPROC_DIR"
 
-_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-
-def _text(value: str) -> str:
-    return value
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        number = digits.whole(value)
-        if not low <= number <= high:
-            raise ValueError(f"{number} is not between {low} and {high}")
-        return number
-
-    return parse
-
-
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def parse(value: str) -> float:
-        number = digits.number(value)
-        if not low <= number <= high:
-            raise ValueError(f"{value} is not between {low:g} and {high:g} seconds")
-        return number
-
-    return parse
-
-
-def _days(value: str) -> int:
-    return _whole(0, 36_500)(value)
-
-
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value.lower() not in allowed:
-            raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
-        return value.lower()
-
-    return parse
-
-
-def _url(*schemes: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if not value.startswith(tuple(f"{s}://" for s in schemes)):
-            raise ValueError(f"the URL must start with {' or '.join(s + '://' for s in schemes)}")
-        if _BAD_ESCAPE.search(value):
-            raise ValueError("the URL holds a '%' that two hexadecimal digits do not follow; write a literal one as %25")
-        try:
-            (_check_redis if "redis" in schemes else _check_postgres)(value)
-        except (ValueError, TypeError, AttributeError, psycopg.Error, redis.RedisError):
-            # The reason would repeat parts of the value, which may be the password's.
-            raise ValueError(
-                "the URL cannot be read: check its port, its options, and that special characters are escaped"
-            ) from None
-        return value
-
-    return parse
-
-
-def _check_postgres(url: str) -> None:
-    ports = str(conninfo_to_dict(url).get("port") or "").split(",")
-    if not all(_is_port(port) for port in ports if port):
-        raise ValueError("a port is not valid")
-
-
-def _check_redis(url: str) -> None:
-    if not _is_port(str(urlsplit(url).port or 1)):
-        raise ValueError("the port is not valid")
-    # Makes the object, and connects to nothing: only that tells an unknown option.
-    redis.ConnectionPool.from_url(url).make_connection()
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= 65535
-
-
-def _namespace(value: str) -> str:
-    if not value or not all(c.isalnum() or c in "-_." for c in value):
-        raise ValueError(f"{value!r} may hold letters, digits, '-', '_' and '.' only")
-    return value
-
-
-def _path(value: str) -> Path:
-    return Path(value).expanduser().resolve()
-
-
-def _keys(value: str) -> tuple[str, ...]:
-    keys = _list(value)
-    try:
-        sealing.Sealer(keys)
-    except sealing.SealError as e:
-        raise ValueError(str(e)) from None
-    return keys
-
-
-def _list(value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-def _setting(default: Any, parse: Callable[[str], Any], doc: str, *, secret: bool = False, unit: str = "") -> Any:
-    return field(default=default, repr=not secret, metadata={"parse": parse, "doc": doc, "unit": unit, "secret": secret})
+def _setting(default: Any, value: Callable[[str], Any], doc: str, *, secret: bool = False, unit: str = "") -> Any:
+    return field(default=default, repr=not secret, metadata={"value": value, "doc": doc, "unit": unit, "secret": secret})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,110 +57,114 @@ class Settings:
 
     database_url: str = _setting(
         "",
-        _url("postgresql", "postgres"),
+        parse.url("postgresql", "postgres"),
         "Postgres (14 or later), as a libpq URL. Empty: `madeira up` starts an embedded one.",
         secret=True,
     )
     replica_url: str = _setting(
         "",
-        _url("postgresql", "postgres"),
+        parse.url("postgresql", "postgres"),
         "A streaming replica of Postgres, as a libpq URL: API and console read their lists there while it is at most five "
         "seconds behind. Empty: everything is read from `MADEIRA_DATABASE_URL`.",
         secret=True,
     )
     redis_url: str = _setting(
         "",
-        _url("redis", "rediss", "unix"),
+        parse.url("redis", "rediss", "unix"),
         "Redis (7 or later) or Valkey (8 or later). Empty: `madeira up` starts an embedded one.",
         secret=True,
     )
-    namespace: str = _setting("madeira", _namespace, "Prefix of every Redis key, so that several Madeiras can share one Redis.")
-    data_dir: Path = _setting(Path(".madeira"), _path, "Folder of the embedded servers' data and of the metrics files.")
-    host: str = _setting("127.0.0.1", _text, "Address that the API listens on.")
-    port: int = _setting(8000, _whole(1, 65535), "Port that the API listens on.")
-    processes: int = _setting(2, _whole(1, 256), "Processes of the API and of the workers that `madeira up` starts, each.")
-    threads: int = _setting(48, _whole(1, 512), "Threads of each such process.")
+    namespace: str = _setting(
+        "madeira", parse.namespace, "Prefix of every Redis key, so that several Madeiras can share one Redis."
+    )
+    data_dir: Path = _setting(Path(".madeira"), parse.path, "Folder of the embedded servers' data and of the metrics files.")
+    host: str = _setting("127.0.0.1", parse.text, "Address that the API listens on.")
+    port: int = _setting(8000, parse.whole(1, 65535), "Port that the API listens on.")
+    processes: int = _setting(2, parse.whole(1, 256), "Processes of the API and of the workers that `madeira up` starts, each.")
+    threads: int = _setting(48, parse.whole(1, 512), "Threads of each such process.")
     config: Path | None = _setting(
-        None, _path, "TOML file with sources, endpoints and routes that `madeira up` applies when it starts."
+        None, parse.path, "TOML file with sources, endpoints and routes that `madeira up` applies when it starts."
     )
     secret_key: tuple[str, ...] = _setting(
         (),
-        _keys,
+        parse.keys,
         "Keys that seal secrets in the database, comma separated: the first one seals, all of them open. `madeira keygen` makes "
         "one. The same in every process.",
         secret=True,
     )
-    admin_token: str = _setting("", _text, "Bearer token of the administrator. Empty: no administrator access.", secret=True)
+    admin_token: str = _setting("", parse.text, "Bearer token of the administrator. Empty: no administrator access.", secret=True)
     egress_allow: tuple[str, ...] = _setting(
         (),
-        _list,
+        parse.listed,
         "Addresses, networks (CIDR) and host patterns that may be called although they are denied by themselves (this machine, "
         "link-local, cloud metadata, reserved ranges) or by `MADEIRA_EGRESS_DENY`; comma separated. The more specific one wins.",
     )
     egress_deny: tuple[str, ...] = _setting(
         (),
-        _list,
+        parse.listed,
         "Addresses, networks (CIDR) and host patterns that may not be called; `*` is every address. Comma separated.",
     )
-    max_body: int = _setting(1_048_576, _whole(1024, 104_857_600), "Largest request body that intake accepts.", unit="bytes")
-    log_level: str = _setting("info", _choice(*LOG_LEVELS), "Lowest level that is logged.")
-    log_format: str = _setting("json", _choice("json", "text"), "`json`: one object a line; `text`: for a terminal.")
+    max_body: int = _setting(1_048_576, parse.whole(1024, 104_857_600), "Largest request body that intake accepts.", unit="bytes")
+    log_level: str = _setting("info", parse.choice(*LOG_LEVELS), "Lowest level that is logged.")
+    log_format: str = _setting("json", parse.choice("json", "text"), "`json`: one object a line; `text`: for a terminal.")
     log_burst: int = _setting(
         100,
-        _whole(0, 1_000_000),
+        parse.whole(0, 1_000_000),
         "Lines of one kind (event key, level, and the endpoint, source or queue that they name) that a process writes in ten "
         "seconds; beyond, it says how many were left out. 0: all.",
         unit="lines",
     )
-    metrics_port: int = _setting(9191, _whole(0, 65535), "Port of the workers' /metrics page. 0: none.")
-    scheduler_metrics_port: int = _setting(9192, _whole(0, 65535), "Port of the scheduler's /metrics page. 0: none.")
+    metrics_port: int = _setting(9191, parse.whole(0, 65535), "Port of the workers' /metrics page. 0: none.")
+    scheduler_metrics_port: int = _setting(9192, parse.whole(0, 65535), "Port of the scheduler's /metrics page. 0: none.")
     metrics_token: str = _setting(
         "",
-        _text,
+        parse.text,
         "Bearer token that every /metrics page wants to see, the API's too. Empty: whoever reaches the port may read them.",
         secret=True,
     )
     traces: str = _setting(
         "off",
-        _choice("off", "otlp"),
+        parse.choice("off", "otlp"),
         "`otlp`: spans go to a collector of OpenTelemetry, as its own variables say, such as `OTEL_EXPORTER_OTLP_ENDPOINT` "
         "(docs/tracing.md); needs `pip install 'madeira[otel]'`. `off`: none, and nothing of it is loaded.",
     )
-    beat_s: float = _setting(5.0, _seconds(0.05, 60), "Time between two heartbeats of a process.", unit="seconds")
+    beat_s: float = _setting(5.0, parse.seconds(0.05, 60), "Time between two heartbeats of a process.", unit="seconds")
     silence_s: float = _setting(
-        60.0, _seconds(0.2, 3600), "Silence after which a process counts as gone and its work is taken over.", unit="seconds"
+        60.0, parse.seconds(0.2, 3600), "Silence after which a process counts as gone and its work is taken over.", unit="seconds"
     )
     lease_margin_s: float = _setting(
-        30.0, _seconds(0.5, 3600), "Time that a lease outlives the timeout of its call.", unit="seconds"
+        30.0, parse.seconds(0.5, 3600), "Time that a lease outlives the timeout of its call.", unit="seconds"
     )
     reconcile_s: float = _setting(
-        60.0, _seconds(0.2, 3600), "Time between two comparisons of Postgres with the broker.", unit="seconds"
+        60.0, parse.seconds(0.2, 3600), "Time between two comparisons of Postgres with the broker.", unit="seconds"
     )
     keep_payload_days: int = _setting(
         30,
-        _days,
+        parse.days,
         "After how many days payloads go of events that succeeded or were cancelled. Dead letters keep theirs, for a replay. "
         "0: never before their events.",
         unit="days",
     )
-    keep_succeeded_days: int = _setting(90, _days, "After how many days events go that succeeded. 0: never.", unit="days")
-    keep_cancelled_days: int = _setting(90, _days, "After how many days events go that were cancelled. 0: never.", unit="days")
+    keep_succeeded_days: int = _setting(90, parse.days, "After how many days events go that succeeded. 0: never.", unit="days")
+    keep_cancelled_days: int = _setting(
+        90, parse.days, "After how many days events go that were cancelled. 0: never.", unit="days"
+    )
     keep_dead_days: int = _setting(
-        365, _days, "After how many days dead events go that nobody has replayed or cancelled. 0: never.", unit="days"
+        365, parse.days, "After how many days dead events go that nobody has replayed or cancelled. 0: never.", unit="days"
     )
     keep_attempts_days: int = _setting(
         30,
-        _days,
+        parse.days,
         "After how many days the attempts go of deliveries that have ended; those of dead letters go with them. 0: never.",
         unit="days",
     )
     keep_ids_days: int = _setting(
         90,
-        _days,
+        parse.days,
         "For how many days the id of an event that is gone is still a duplicate. 0: for ever.",
         unit="days",
     )
-    keep_audit_days: int = _setting(1095, _days, "After how many days entries of the audit go. 0: never.", unit="days")
+    keep_audit_days: int = _setting(1095, parse.days, "After how many days entries of the audit go. 0: never.", unit="days")
 
     def __post_init__(self) -> None:
         if self.silence_s < 3 * self.beat_s:
@@ -329,7 +227,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             continue
         f = by_name[name]
         try:
-            values[f.name] = f.metadata["parse"](raw)
+            values[f.name] = f.metadata["value"](raw)
         except ValueError as e:
             raise SettingsError(f"{name}: {e}") from None
     settings = Settings(**values)
@@ -395,7 +293,7 @@ def of_opentelemetry(name: str, default: int) -> int:
         SettingsError: it is none, or below 1.
     """
     try:
-        return _whole(1, 10_000_000)(os.environ.get(name) or str(default))
+        return parse.whole(1, 10_000_000)(os.environ.get(name) or str(default))
     except ValueError as e:
         raise SettingsError(f"{name}: {e}") from None
 
@@ -473,11 +371,3 @@ def metrics_folder() -> Path | None:
     """Where prometheus-client keeps this process's numbers; None when they are kept in memory."""
     folder = os.environ.get(_MULTIPROC)
     return Path(folder) if folder else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is an address of this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

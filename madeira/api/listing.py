@@ -18,8 +18,7 @@ from madeira.api.problems import FieldError, Problem
 from madeira.broker import places
 from madeira.broker.queues import Queues
 from madeira.states import EventStatus, Role
-from madeira.store import events as store
-from madeira.store import listing, retention, selection
+from madeira.store import listing, selection, story, tombstones
 from madeira.store.database import Database
 from madeira.store.listing import Wanted
 from madeira.store.replica import Lists
@@ -82,7 +81,7 @@ def find(source: str, event_id: str, *, database: Database, queues: Queues, aske
     is none. `asked_by` is the source that asks, which is told the ids of its own events only; None: a person.
     """
     with database.connection() as connection:
-        found = store.find(connection, source, event_id)
+        found = story.find(connection, source, event_id)
         if found is None:
             return None
         waits = places.in_order(connection, found)
@@ -116,7 +115,7 @@ def unknown(event_id: str) -> Problem:
 def missing(source: str, event_id: str, *, database: Database) -> Problem:
     """The answer to the id of an event that is not there: whether it ever was is known for as long as its id is kept."""
     with database.connection() as connection:
-        found = retention.tombstones(connection, [(source, event_id)]).get((source, event_id))
+        found = tombstones.find(connection, [(source, event_id)]).get((source, event_id))
     if found is None:
         return unknown(event_id)
     told = {name: jsonable(found[key]) for name, key in _OF_GONE.items()}

@@ -8,7 +8,6 @@ Messages of the *keyed* actors (route, deliver, dead_letter) are names of rows i
 effect, and the whole queue can be rebuilt. Every other message is an ordinary Dramatiq message with a body.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,63 +20,18 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 
-from madeira.broker.consumer import QueueConsumer
+from madeira.broker.consumer import LaneLookup, QueueConsumer
+from madeira.broker.gate import Gate
 from madeira.broker.hands import Hand, Hands
-from madeira.broker.queues import DELIVER, KEYED, Beat, Ensure, LaneLookup, Queues, is_key
+from madeira.broker.queues import DELIVER, KEYED, Beat, Ensure, Queues, is_key
 from madeira.errors import BrokerUnavailable
 from madeira.log import get
-from madeira.store.schema import is_misfit
 
 log = get(__name__)
 
 #: Messages of a batch queue that a process holds at most, unless it is dedicated to that queue: two threads are kept
 #: free of deliveries, and routing may take both.
 BATCH_MESSAGES: Final = 2
-
-
-class Gate:
-    """Closed while Postgres is away: a worker that cannot record an outcome must not ask for work.
-
-    `trouble` tells why Postgres cannot be used, and is asked at most once a second while the gate is closed; `clock` gives
-    monotonic seconds.
-    """
-
-    def __init__(self, *, trouble: Callable[[], str | None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._trouble = trouble
-        self._clock = clock
-        #: What was last in the way.
-        self._why: str | None = None
-        self._lock = threading.Lock()
-        self._closed_until: float | None = None
-
-    def close(self, why: str) -> None:
-        """Ask for no more messages until Postgres can be used."""
-        self._tell(why)
-        self._closed_until = self._clock() + 1.0
-
-    def is_open(self) -> bool:
-        """Whether messages may be asked for."""
-        closed_until = self._closed_until
-        if closed_until is None:
-            return True
-        if self._clock() < closed_until or not self._lock.acquire(blocking=False):
-            return False
-        try:
-            why = self._trouble()
-            if why is None:
-                self._closed_until = self._why = None
-                log.info("store.back")
-                return True
-            self.close(why)
-            return False
-        finally:
-            self._lock.release()
-
-    def _tell(self, why: str) -> None:
-        """Once; and once more when it turns out that a person has to do something."""
-        before, self._why = self._why, why
-        if before is None or is_misfit(before) != is_misfit(why):
-            log.warning("store.away", reason=why, detail="asking for no messages until Postgres can be used")
 
 
 @contextmanager

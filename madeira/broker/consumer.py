@@ -8,20 +8,19 @@ any timer, and an acknowledgement never raises.
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 from dramatiq import Message
 from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.errors import DecodeError
 
-from madeira.broker.hands import Hand, InHand
-from madeira.broker.queues import DELIVER, KEYED, Ensure, Finish, Grant, is_key
+from madeira.broker.gate import Gate
+from madeira.broker.hands import Hand, Hands, InHand
+from madeira.broker.queues import DELIVER, KEYED, Ensure, Finish, Grant, Queues, is_key
 from madeira.errors import BrokerUnavailable
+from madeira.lanes import LaneSettings
 from madeira.log import get
-
-if TYPE_CHECKING:
-    from madeira.broker.broker import MadeiraBroker
 
 log = get(__name__)
 
@@ -40,6 +39,27 @@ _RETRY_S: Final = 0.5
 #: Keys of `route` and `dead_letter` that one message may carry.
 BATCH: Final = 16
 
+#: What a consumer calls when lanes have no settings: lane names in, their settings out (unknown lanes are left out).
+LaneLookup = Callable[[Sequence[str]], Sequence[LaneSettings]]
+
+
+class Owner(Protocol):
+    """What a consumer goes by of the broker that made it, and shares with the other consumers of its process."""
+
+    wire: Queues
+    process: str
+    silence_s: float
+    hands: Hands
+    gate: Gate
+    stopping: bool
+    lanes: LaneLookup
+    lanes_version: Callable[[], int]
+    unusable: Callable[[str], str | None]
+    on_lost_epoch: Callable[[], None]
+
+    def budget(self, queue: str, prefetch: int) -> int:
+        """Messages of `queue` that the process may have in hand."""
+
 
 class QueueConsumer(Consumer):
     """Fetches messages of `queue`, and finishes them.
@@ -49,7 +69,7 @@ class QueueConsumer(Consumer):
         timeout_s: longest time that `__next__` waits before it returns None.
     """
 
-    def __init__(self, broker: "MadeiraBroker", queue: str, *, prefetch: int, timeout_s: float) -> None:
+    def __init__(self, broker: Owner, queue: str, *, prefetch: int, timeout_s: float) -> None:
         self.broker = broker
         self.queue = queue
         self.prefetch = prefetch

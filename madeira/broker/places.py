@@ -14,7 +14,7 @@ from madeira.store.ordering import Wait
 
 
 def in_order(conn: psycopg.Connection[Any], found: Mapping[str, Any]) -> Mapping[int, Wait]:
-    """Behind what wait the deliveries of an event, as `madeira.store.events.find` gives it, that go in an order."""
+    """Behind what wait the deliveries of an event, as `madeira.store.story.find` gives it, that go in an order."""
     ordered = any(d["ordering_key"] is not None and d["status"] == "pending" for d in found["deliveries"])
     return ordering.waits(conn, found["seq"]) if ordered else {}
 

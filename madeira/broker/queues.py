@@ -9,7 +9,7 @@ would strand what the first one took.
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -42,6 +42,12 @@ KEYED: Final = (ROUTE, DELIVER, DEAD_LETTER)
 
 #: The other queues: messages that say "it is time", and of which a lost one costs a minute.
 ORDINARY: Final = ("jobs", "notify", "reconcile", "retention", "rollup")
+
+_DELIVERY_KEY: Final = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:.+", re.DOTALL)
+_NUMBER_KEY: Final = re.compile(r"[0-9]{1,18}")
+
+#: Parts that are put in front of every script, in this order.
+_SHARED: Final = ("common", "breaker")
 
 #: What a finish does with a key; see ``scripts/turn.lua``.
 Kind = Literal["f", "d", "k", "b", "s", "x"]
@@ -161,19 +167,9 @@ class Size(NamedTuple):
     rejected: int
 
 
-def _opened(row: Sequence[Any]) -> Opened:
-    lane, mark, is_open, why, verdicts, failures, has_succeeded = row
-    reason = Breaker("open", 0.0, 0.0, _text(why), int(verdicts), int(failures), 0).reason if is_open else None
-    return Opened(_text(lane), _text(mark), bool(is_open), reason, bool(has_succeeded))
-
-
 def delivery_key(ref: DeliveryRef) -> str:
     """The key of a delivery: all that the broker needs to know of it."""
     return f"{ref.delivery_id}:{ref.seq}:{ref.lane}"
-
-
-_DELIVERY_KEY: Final = re.compile(r"[0-9]{1,18}:[0-9]{1,18}:.+", re.DOTALL)
-_NUMBER_KEY: Final = re.compile(r"[0-9]{1,18}")
 
 
 def is_key(queue: str, key: str) -> bool:
@@ -195,50 +191,6 @@ def ensure_delivery(ref: DeliveryRef) -> Ensure:
 def ensure_dead_letter(ref: DeliveryRef) -> Ensure:
     """A dead delivery that nobody was told of yet."""
     return Ensure(DEAD_LETTER, str(ref.delivery_id))
-
-
-@dataclass(frozen=True, slots=True)
-class _Script:
-    text: str
-    sha: str
-
-
-#: Parts that are put in front of every script, in this order.
-_SHARED: Final = ("common", "breaker")
-
-
-def _load() -> Mapping[str, _Script]:
-    folder = resources.files(__package__) / "scripts"
-    shared = "\n".join((folder / f"{name}.lua").read_text() for name in _SHARED)
-    scripts = {}
-    for file in folder.iterdir():
-        name = file.name.removesuffix(".lua")
-        if file.name.endswith(".lua") and name not in _SHARED:
-            text = f"{shared}\n{file.read_text()}"
-            scripts[name] = _Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-    return scripts
-
-
-def _pages(items: Sequence[Any], size: int = PAGE) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
-def _text(value: Any) -> str:
-    return bytes(value).decode()
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3f}"
-
-
-@contextmanager
-def mapped(what: str) -> Iterator[None]:
-    """Turns every error of the Redis client into `BrokerUnavailable`."""
-    try:
-        yield
-    except redis.RedisError as e:
-        raise BrokerUnavailable(f"Redis did not {what}: {type(e).__name__}: {e}") from e
 
 
 class Queues:
@@ -269,7 +221,7 @@ class Queues:
             BrokerUnavailable: Redis is away or too slow; whether the script ran is unknown.
         """
         script = self._scripts[name]
-        with mapped(f"run {name}"):
+        with _mapped(f"run {name}"):
             try:
                 return self.client.evalsha(script.sha, 1, self.namespace, *args)
             except redis.exceptions.NoScriptError:
@@ -396,7 +348,7 @@ class Queues:
 
     def lanes(self) -> list[str]:
         """The lanes in which something waits."""
-        with mapped("list the lanes"):
+        with _mapped("list the lanes"):
             return [_text(lane) for lane in self.client.zrange(f"{self.namespace}:{DELIVER}:active", 0, -1)]
 
     def lanes_of(self, endpoint: str) -> list[str]:
@@ -442,7 +394,7 @@ class Queues:
 
     def has_epoch(self) -> bool:
         """Whether keyed queues hand anything out."""
-        with mapped("tell its epoch"):
+        with _mapped("tell its epoch"):
             return bool(self.client.exists(f"{self.namespace}:epoch"))
 
     def sizes(self, queues: Sequence[str] = KEYED) -> dict[str, Size]:
@@ -451,7 +403,7 @@ class Queues:
 
     def alive(self, within_s: float) -> int:
         """How many worker processes have given a sign of life in the last `within_s` seconds."""
-        with mapped("count the processes"):
+        with _mapped("count the processes"):
             seconds, microseconds = self.client.time()
             since = seconds * 1000 + microseconds // 1000 - int(within_s * 1000)
             return int(self.client.zcount(f"{self.namespace}:procs", since, "+inf"))
@@ -462,10 +414,52 @@ class Queues:
 
     def some_delayed(self, queue: str, count: int) -> list[str]:
         """Some `count` of the keys that are delayed, for the comparison with Postgres."""
-        with mapped("scan"):
+        with _mapped("scan"):
             _, pairs = self.client.zscan(f"{self.namespace}:{queue}:delayed", 0, count=count)
             return [_text(key) for key, _ in pairs]
 
 
-#: What a consumer calls when lanes have no settings: lane names in, their settings out (unknown lanes are left out).
-LaneLookup = Callable[[Sequence[str]], Sequence[LaneSettings]]
+@dataclass(frozen=True, slots=True)
+class _Script:
+    text: str
+    sha: str
+
+
+def _load() -> Mapping[str, _Script]:
+    folder = resources.files(__package__) / "scripts"
+    shared = "\n".join((folder / f"{name}.lua").read_text() for name in _SHARED)
+    scripts = {}
+    for file in folder.iterdir():
+        name = file.name.removesuffix(".lua")
+        if file.name.endswith(".lua") and name not in _SHARED:
+            text = f"{shared}\n{file.read_text()}"
+            scripts[name] = _Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return scripts
+
+
+@contextmanager
+def _mapped(what: str) -> Iterator[None]:
+    """Turns every error of the Redis client into `BrokerUnavailable`."""
+    try:
+        yield
+    except redis.RedisError as e:
+        raise BrokerUnavailable(f"Redis did not {what}: {type(e).__name__}: {e}") from e
+
+
+def _pages(items: Sequence[Any], size: int = PAGE) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"
+
+
+def _text(value: Any) -> str:
+    return bytes(value).decode()
+
+
+def _opened(row: Sequence[Any]) -> Opened:
+    lane, mark, is_open, why, verdicts, failures, has_succeeded = row
+    reason = Breaker("open", 0.0, 0.0, _text(why), int(verdicts), int(failures), 0).reason if is_open else None
+    return Opened(_text(lane), _text(mark), bool(is_open), reason, bool(has_succeeded))

@@ -25,9 +25,10 @@ from madeira.lanes.pace import endpoint_of
 from madeira.records import Claimed, Endpoint, Refused, Settled
 from madeira.routing.follow import RulesFollower
 from madeira.settings import Settings
-from madeira.store import deliveries
+from madeira.store import claims, deliveries
+from madeira.store.claims import ClaimRequest
 from madeira.store.database import Database
-from madeira.store.deliveries import ClaimRequest, SettleRequest
+from madeira.store.deliveries import SettleRequest
 from madeira.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def group_commits(
 ) -> tuple[GroupCommit[ClaimRequest, Claimed | Refused], GroupCommit[SettleRequest, Settled]]:
     """The committing threads of a worker process; both may run again what they do not know the outcome of."""
     commit = partial(GroupCommit, database=database, rerun_unknown=True, gather_s=GATHER_S)
-    return commit(name="claim", run=deliveries.claim), commit(name="settle", run=deliveries.settle)
+    return commit(name="claim", run=claims.claim), commit(name="settle", run=deliveries.settle)
 
 
 def current() -> Tools:

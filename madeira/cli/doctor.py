@@ -1,5 +1,6 @@
 """`madeira doctor`: checks everything that Madeira depends on and says what is wrong, and what to do about it."""
 
+import ipaddress
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -25,7 +26,7 @@ from madeira.routing.config import Rules
 from madeira.routing.fields import KINDS
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
-from madeira.settings import Settings, is_loopback, is_set
+from madeira.settings import Settings, is_set
 from madeira.states import Role
 from madeira.store import configuration, migrate, tokens
 from madeira.store.configuration import Snapshot
@@ -102,10 +103,17 @@ def _settings(values: Settings) -> Iterator[Finding]:
     if why := binding.refusal_of_host(values.host):
         text = f"no API starts here: this machine cannot listen on {values.host} ({why}); set MADEIRA_HOST to an address of it"
         yield Finding("warning", "address", text)
-    elif not is_loopback(values.host):
+    elif not _is_loopback(values.host):
         yield Finding("warning", "address", f"the API listens on {values.host}; put a proxy with TLS in front of it")
     if values.lease_margin_s < 10:
         yield Finding("warning", "leases", f"MADEIRA_LEASE_MARGIN_S={values.lease_margin_s:g} is for tests; in earnest it is 30")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 #: What to do when something cannot be examined at all.

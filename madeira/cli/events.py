@@ -20,8 +20,7 @@ from madeira.cli.listing import list_events
 from madeira.retry import names_its_class
 from madeira.settings import Settings
 from madeira.states import EventStatus
-from madeira.store import events as store
-from madeira.store import retention
+from madeira.store import story, tombstones
 
 #: Characters of a payload and of an answer that are shown.
 _SHOWN: Final = 300
@@ -45,9 +44,9 @@ def trace(identifier: str, as_json: bool) -> None:
     values = load()
     configure_log(values)
     with database(values) as db, db.connection() as conn:
-        found = store.find_trace(conn, identifier)
+        found = story.find_trace(conn, identifier)
         _add_places(values, conn, found)
-        gone = retention.gone(conn, identifier)
+        gone = tombstones.find_trace(conn, identifier)
     if not found and not gone:
         raise click.ClickException(f"no event has the trace id or the event id {identifier!r}")
     if as_json:
@@ -76,9 +75,9 @@ def show(event_id: str, source: str | None, as_json: bool) -> None:
     values = load()
     configure_log(values)
     with database(values) as db, db.connection() as conn:
-        candidates = [e for e in store.find_trace(conn, event_id) if e["event_id"] == event_id]
+        candidates = [e for e in story.find_trace(conn, event_id) if e["event_id"] == event_id]
         _add_places(values, conn, candidates)
-        gone = [e for e in retention.gone(conn, event_id) if e["event_id"] == event_id and source in (None, e["source"])]
+        gone = [e for e in tombstones.find_trace(conn, event_id) if e["event_id"] == event_id and source in (None, e["source"])]
     found = [e for e in candidates if source in (None, e["source"])]
     if not found and gone:
         raise click.ClickException(_gone(gone[0]))

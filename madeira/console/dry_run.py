@@ -20,7 +20,7 @@ from madeira.egress import Egress
 from madeira.records import NewEvent
 from madeira.routing.config import Rules
 from madeira.states import Role
-from madeira.store import events as store
+from madeira.store import story
 from madeira.strict_json import NotStrictJson
 
 #: Routes and requests that a page shows.
@@ -85,7 +85,7 @@ def form_of(house: House, source: str | None, event_id: str) -> dict[str, str]:
     if source is None:
         raise invalid([FieldError("source", "is missing in the address: whose event is it?")])
     with house.database.connection() as connection:
-        found = store.find(connection, source, event_id) if validation.is_event_id(event_id) else None
+        found = story.find(connection, source, event_id) if validation.is_event_id(event_id) else None
     if found is None:
         raise Problem(404, f"there is no event {event_id[:128]!a} of this source", name="unknown-event")
     if found["erased_at"] is not None:

@@ -11,8 +11,7 @@ from madeira.console import asking, words
 from madeira.console.asking import Asked
 from madeira.console.house import House, Page
 from madeira.states import EventStatus
-from madeira.store import events as store
-from madeira.store import listing
+from madeira.store import listing, story
 from madeira.store.listing import Wanted
 
 #: Events of a page.
@@ -83,7 +82,7 @@ class EventsPage(Page):
         if wanted is None or set(asked.values) - {"q", "follow"}:
             return []
         with self.house.database.connection() as connection:
-            return store.find_trace(connection, wanted.strip(), PAGE)[::-1]
+            return story.find_trace(connection, wanted.strip(), PAGE)[::-1]
 
     def _page(self, req: falcon.Request, asked: Asked) -> tuple[list[dict[str, Any]], int | None, bool]:
         filters = {name: value for name, value in asked.values.items() if name not in ("q", "before", "follow")}

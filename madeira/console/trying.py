@@ -18,8 +18,7 @@ from madeira.dry_run import DryRun
 from madeira.records import Route
 from madeira.routing.config import Rules
 from madeira.routing.fields import Kind
-from madeira.store import events as store
-from madeira.store import listing
+from madeira.store import listing, story
 from madeira.store.listing import Wanted
 
 #: Events to choose from.
@@ -40,7 +39,7 @@ def events(house: House, kind: Kind, name: str, document: Mapping[str, Any], cho
             found = listing.page(connection, Wanted(), limit=_EVENTS).events
         source, _, event_id = chosen.partition("/")
         if event_id and (source, event_id) not in {(event["source"], event["event_id"]) for event in found}:
-            one = store.find(connection, source, event_id) if validation.is_event_id(event_id) else None
+            one = story.find(connection, source, event_id) if validation.is_event_id(event_id) else None
             found += [one] if one else []
     return [event for event in found if event["erased_at"] is None]
 

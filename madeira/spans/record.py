@@ -32,7 +32,7 @@ from madeira import traceparent
 from madeira.records import Accepted, Attempt, Claimed, NewEvent, RoutableEvent, Settled
 from madeira.states import EventStatus, Outcome
 from madeira.store.deliveries import DeadLetter
-from madeira.store.events import RouteResult
+from madeira.store.routing import RouteResult
 from madeira.target import Target
 from madeira.traceparent import Traceparent
 

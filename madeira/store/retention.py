@@ -18,12 +18,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 import psycopg
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from madeira.settings import Settings
 from madeira.store import audit
-from madeira.store.columns import numbers, texts
+from madeira.store.columns import numbers
 from madeira.store.database import unhurried
 
 #: Events of a page: what a post may have to wait for is what one page writes.
@@ -186,22 +185,6 @@ _DAY: Final = """
 """
 
 _SET_AUDIT: Final = "UPDATE retention_day SET audit_id = %(audit_id)s WHERE day = %(day)s"
-
-#: Ids of events that are gone.
-_TOMBSTONES: Final = """
-    SELECT t.source, t.event_id, t.seq, t.trace_id, t.status, t.body_sha256, t.created_at, t.ended_at, t.buried_at
-    FROM unnest(%(event_id)s::text[], %(source)s::text[]) AS a (event_id, source)
-    CROSS JOIN LATERAL (SELECT * FROM tombstone
-                        WHERE event_id = a.event_id COLLATE "C" AND source = a.source COLLATE "C" OFFSET 0) t
-"""
-
-#: The same by trace or id alone.
-_GONE: Final = """
-    SELECT source, event_id, trace_id, status, created_at, ended_at, buried_at AS removed_at FROM tombstone
-    WHERE (trace_id = %(id)s OR event_id = %(id)s)
-          AND NOT EXISTS (SELECT FROM event e WHERE e.event_id = tombstone.event_id AND e.source = tombstone.source)
-    ORDER BY created_at LIMIT %(limit)s
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,16 +375,3 @@ def note(conn: psycopg.Connection[Any], counts: Mapping[str, int], who: str | No
         else:
             entry = audit.record(conn, WHO, "retention", f"day {day}", None, total)
             conn.execute(_SET_AUDIT, {"audit_id": entry, "day": day})
-
-
-def tombstones(conn: psycopg.Connection[Any], ids: list[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """What is known of ids (source, event id) whose events are gone."""
-    params = {"source": texts(source for source, _ in ids), "event_id": texts(event_id for _, event_id in ids)}
-    with conn.cursor(binary=True, row_factory=dict_row) as cursor:
-        return {(row["source"], row["event_id"]): row for row in cursor.execute(_TOMBSTONES, params)}
-
-
-def gone(conn: psycopg.Connection[Any], identifier: str, limit: int = 100) -> list[dict[str, Any]]:
-    """Events that are gone and whose trace id or event id is `identifier`; ``removed_at`` says since when."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_GONE, {"id": identifier, "limit": limit}).fetchall()

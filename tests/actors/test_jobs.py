@@ -10,7 +10,7 @@ import pytest
 from madeira.broker.queues import DELIVER, ROUTE, Ensure
 from madeira.broker.waking import JOBS, wake_jobs
 from madeira.records import DeliveryRef, PlannedDelivery
-from madeira.store import events, job_steps, leases
+from madeira.store import events, job_steps, leases, routing
 from madeira.store import jobs as store
 from madeira.store.jobs import NewJob
 from madeira.store.selection import Selection
@@ -26,7 +26,7 @@ def dead(process: InProcess, number: int, endpoint: str = "a", ordering_key: str
     plan = [PlannedDelivery(endpoint, endpoint, ("r",), ordering_key=ordering_key)]
     refs = []
     for _ in range(number):
-        [ref] = events.route(process.conn, [(making.accept(process.conn), plan)])[0].refs
+        [ref] = routing.route(process.conn, [(making.accept(process.conn), plan)])[0].refs
         making.settled(process.conn, making.claimed(process.conn, ref), making.GIVE_UP)
         refs.append(ref)
     return refs
@@ -258,7 +258,7 @@ def test_after_a_cancel_the_next_of_a_key_goes(make: Make, receiver: Receiver) -
     """The first of a key is cancelled by a job: the second was behind it and in nobody's queue."""
     process = make({"ordering": "endpoint"})
     plan = [PlannedDelivery("a", "a", ("a",), ordering_key="k")]
-    first, second = (events.route(process.conn, [(making.accept(process.conn), plan)])[0].refs[0] for _ in range(2))
+    first, second = (routing.route(process.conn, [(making.accept(process.conn), plan)])[0].refs[0] for _ in range(2))
     process.start()
     name = process.event(first)["event_id"]
     # Not due, so that it is the job that ends it.
@@ -272,7 +272,7 @@ def test_after_a_cancel_the_next_of_a_key_goes(make: Make, receiver: Receiver) -
 
 def test_what_is_rerouted_is_routed_and_delivered(process: InProcess, receiver: Receiver) -> None:
     seq = making.accept(process.conn, event_type="a.b")
-    events.route(process.conn, [(seq, [])])
+    routing.route(process.conn, [(seq, [])])
     job = wait_end(process, made(process, "reroute"))
     assert job["done"] == 1
     receiver.wait_for(1)
@@ -372,5 +372,5 @@ def many(process: InProcess, number: int) -> list[DeliveryRef]:
     for _ in range(0, number, 100):
         accepted = events.insert(process.conn, [making.new_event() for _ in range(100)])
         plan = [PlannedDelivery("a", "a", ("r",))]
-        refs += [ref for result in events.route(process.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+        refs += [ref for result in routing.route(process.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
     return refs

@@ -9,7 +9,7 @@ import pytest
 from madeira.broker.queues import DELIVER, ROUTE, Ensure, delivery_key, ensure_delivery
 from madeira.broker.rebuild import fill
 from madeira.records import DeliveryRef, PlannedDelivery
-from madeira.store import cancelling, events, holding, ordering
+from madeira.store import cancelling, events, holding, ordering, routing
 from madeira.store import replay as replaying
 from tests.actors.conftest import Make
 from tests.actors.inprocess import InProcess
@@ -36,7 +36,7 @@ def accepted(process: InProcess, n: int, account: str = "k", **fields: Any) -> l
 def born(process: InProcess, n: int, account: str = "k") -> list[DeliveryRef]:
     """Deliveries of events of an account, in their order; not queued."""
     plan = [PlannedDelivery("a", "a", ("a",), ordering_key=account)]
-    results = events.route(process.conn, [(seq, plan) for seq in accepted(process, n, account)])
+    results = routing.route(process.conn, [(seq, plan) for seq in accepted(process, n, account)])
     return [ref for result in results for ref in result.refs]
 
 

@@ -9,7 +9,7 @@ from madeira.broker.queues import ROUTE, Ensure
 from madeira.records import PlannedDelivery
 from madeira.routing.manage import Configurator
 from madeira.states import FailureClass
-from madeira.store import configuration, events
+from madeira.store import configuration, routing
 from madeira.store.database import Database
 from tests.actors.conftest import Make
 from tests.actors.inprocess import InProcess
@@ -115,7 +115,7 @@ def test_of_several_planned_deliveries_those_live_whose_endpoint_is_there(idle: 
         (making.accept(conn), [PlannedDelivery("callback", "callback@h:80")]),
         (making.accept(conn), [GONE, dead]),
     ]
-    results = events.route(conn, plans, made_for=version(idle) - 1)
+    results = routing.route(conn, plans, made_for=version(idle) - 1)
     assert [(str(r.status), len(r.refs), len(r.dead)) for r in results] == [
         ("delivering", 1, 0),
         ("delivering", 1, 0),
@@ -128,7 +128,7 @@ def test_of_several_planned_deliveries_those_live_whose_endpoint_is_there(idle: 
 def test_events_routed_before_are_left_alone_whatever_the_configuration_is(idle: InProcess) -> None:
     """A second run, by old rules, names what the first one left unfinished."""
     [ref] = making.routed(idle.conn)
-    [result] = events.route(idle.conn, [(ref.seq, [GONE])], made_for=version(idle) - 1)
+    [result] = routing.route(idle.conn, [(ref.seq, [GONE])], made_for=version(idle) - 1)
     assert result.status is None
     assert [r.delivery_id for r in result.refs] == [ref.delivery_id]
 
@@ -137,18 +137,18 @@ def test_routing_waits_for_a_removal_that_is_under_way(idle: InProcess, database
     """Its plan is made by rules that the removal is just ending."""
     seq, made_for = making.accept(idle.conn), version(idle)
 
-    def route() -> list[events.RouteResult]:
+    def route() -> list[routing.RouteResult]:
         with database.connection() as conn:
-            return events.route(conn, [(seq, [PlannedDelivery("a", "a", ("a",))])], made_for=made_for)
+            return routing.route(conn, [(seq, [PlannedDelivery("a", "a", ("a",))])], made_for=made_for)
 
     with ThreadPoolExecutor(1) as other:
         with idle.conn.transaction():
             configuration.lock(idle.conn, removes=True)
-            routing = other.submit(route)
+            routed = other.submit(route)
             until(lambda: waits_for_a_lock(looker, "admin"))
             configuration.delete(idle.conn, "endpoint", ["a"])
             configuration.raise_version(idle.conn)
-        [result] = routing.result(10)
+        [result] = routed.result(10)
     assert (result.status, result.refs) == ("dead", [])
 
 
@@ -159,7 +159,7 @@ def test_a_removal_waits_for_what_is_being_routed_and_cancels_it(
     seq = making.accept(idle.conn)
     with ThreadPoolExecutor(1) as other:
         with idle.conn.transaction():
-            [result] = events.route(idle.conn, [(seq, [PlannedDelivery("a", "a", ("a",))])], made_for=version(idle))
+            [result] = routing.route(idle.conn, [(seq, [PlannedDelivery("a", "a", ("a",))])], made_for=version(idle))
             removal = other.submit(remove, admin, "a")
             until(lambda: waits_for_a_lock(looker, "admin"))
         removal.result(10)
@@ -171,6 +171,6 @@ def test_a_change_that_removes_nothing_waits_for_no_routing(idle: InProcess, adm
     """Nor does routing wait for it."""
     made_for = version(idle)
     with idle.conn.transaction():
-        events.route(idle.conn, [(making.accept(idle.conn), [PlannedDelivery("a", "a")])], made_for=made_for)
+        routing.route(idle.conn, [(making.accept(idle.conn), [PlannedDelivery("a", "a")])], made_for=made_for)
         admin.update("endpoint", "a", {"timeout": 7}, expected=None, who="ann")
     assert version(idle) == made_for + 1

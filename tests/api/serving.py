@@ -19,6 +19,7 @@ import psycopg
 from madeira.delivery.signing import sign
 from madeira.embedded import free_port
 from tests.system.harness import KEY, START_S, configure, wait_until
+from tests.terminal import environ
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET = "a-secret-of-the-tests"
@@ -84,7 +85,7 @@ class Api:
         self.database_url = database_url
         self.port = free_port()
         self.log = folder / "api.log"
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))} | {
+        self.env = environ() | {
             "MADEIRA_DATABASE_URL": database_url,
             "MADEIRA_REDIS_URL": redis_url,
             "MADEIRA_SECRET_KEY": KEY,

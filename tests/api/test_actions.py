@@ -11,7 +11,7 @@ import pytest
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
 from madeira.states import DeliveryStatus, FailureClass, Outcome
-from madeira.store import deliveries, events
+from madeira.store import claims, deliveries, routing
 from tests.api.people import in_json
 from tests.api.serving import ADMIN_TOKEN, Api, Reply, event, signed
 
@@ -39,7 +39,7 @@ def accepted(api: Api) -> tuple[str, int]:
 def routed(api: Api, *plan: PlannedDelivery) -> tuple[str, int, list[DeliveryRef]]:
     name, seq = accepted(api)
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
-        return name, seq, events.route(c, [(seq, plan)])[0].refs
+        return name, seq, routing.route(c, [(seq, plan)])[0].refs
 
 
 def dead(api: Api, endpoint: str = "a") -> tuple[str, DeliveryRef]:
@@ -49,7 +49,7 @@ def dead(api: Api, endpoint: str = "a") -> tuple[str, DeliveryRef]:
         Outcome.PERMANENT, datetime.now(UTC), 0.1, "http://host/", 400, error_code="http_400", excerpt=b"secret answer"
     )
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
-        [held] = deliveries.claim(c, [deliveries.ClaimRequest(ref.delivery_id, str(uuid.uuid4()), 60)])
+        [held] = claims.claim(c, [claims.ClaimRequest(ref.delivery_id, str(uuid.uuid4()), 60)])
         assert isinstance(held, Claimed)
         deliveries.settle(
             c, [deliveries.SettleRequest(ref.delivery_id, ref.seq, held.token, held.attempt, attempt, GIVE_UP, "t")]

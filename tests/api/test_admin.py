@@ -11,7 +11,7 @@ import pytest
 
 from madeira.broker.queues import DELIVER, Queues, ensure_delivery
 from madeira.records import DeliveryRef, PlannedDelivery
-from madeira.store import events
+from madeira.store import routing
 from tests.api.people import ADMIN, audited, in_json
 from tests.api.serving import Api, Reply, event, signed
 from tests.system.harness import wait_until
@@ -49,7 +49,7 @@ def delivery(api: Api, endpoint: str) -> DeliveryRef:
     assert api.post(event(name)).status == 202
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
         seq = c.execute("SELECT seq FROM event WHERE event_id = %s", (name,)).fetchone()[0]
-        [ref] = events.route(c, [(seq, [PlannedDelivery(endpoint, endpoint, ("r",))])])[0].refs
+        [ref] = routing.route(c, [(seq, [PlannedDelivery(endpoint, endpoint, ("r",))])])[0].refs
     queues_of(api).ensure([ensure_delivery(ref)])
     return ref
 

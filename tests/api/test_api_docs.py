@@ -15,7 +15,7 @@ from madeira.api.openapi.operations import OPERATIONS
 from madeira.api.openapi.parts import Access
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
-from madeira.store import events
+from madeira.store import routing
 from tests.api.people import audited, token
 from tests.api.serving import SECRET, Api
 
@@ -68,7 +68,7 @@ def prepared(shared_api: Api) -> Api:
         assert shared_api.post(line.encode()).status == 202
         with psycopg.connect(shared_api.env["MADEIRA_DATABASE_URL"]) as c:
             seq = c.execute("SELECT seq FROM event WHERE event_id = %s", (name,)).fetchone()[0]
-            events.route(c, [(seq, plan)])
+            routing.route(c, [(seq, plan)])
     return shared_api
 
 

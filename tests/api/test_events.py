@@ -11,7 +11,7 @@ import psycopg
 from madeira.broker.queues import DELIVER, ROUTE, Queues, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
 from madeira.states import DeliveryStatus, Outcome
-from madeira.store import deliveries, events
+from madeira.store import claims, deliveries, routing
 from tests.api.people import in_json
 from tests.api.serving import ADMIN_TOKEN, Api, Reply, event, signed
 
@@ -30,13 +30,13 @@ def routed(api: Api, seq: int, *endpoints: str) -> list[DeliveryRef]:
     """Its deliveries, routed as the actor would, in the order of `endpoints`."""
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
         plan = [PlannedDelivery(endpoint, endpoint, ("all",)) for endpoint in endpoints]
-        refs = events.route(c, [(seq, plan)])[0].refs
+        refs = routing.route(c, [(seq, plan)])[0].refs
     return sorted(refs, key=lambda ref: endpoints.index(ref.lane))
 
 
 def claimed(api: Api, ref: DeliveryRef) -> Claimed:
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
-        claim = deliveries.claim(c, [deliveries.ClaimRequest(ref.delivery_id, str(uuid.uuid4()), 60)])[0]
+        claim = claims.claim(c, [claims.ClaimRequest(ref.delivery_id, str(uuid.uuid4()), 60)])[0]
     assert isinstance(claim, Claimed)
     return claim
 

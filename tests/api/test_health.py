@@ -13,7 +13,7 @@ import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import events
+from madeira.store import routing
 from madeira.store.migrate import migrate
 from tests.api.serving import CONFIG, Api, event
 from tests.system.harness import wait_until
@@ -108,7 +108,7 @@ def test_gauges_tell_the_state_of_the_whole(api: Api) -> None:
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
         ((seq,),) = c.execute("SELECT seq FROM event WHERE event_id = 'e0'").fetchall()
         dead = PlannedDelivery("broken", "broken", (), FailureClass.TEMPLATE, "no such field")
-        events.route(c, [(seq, [dead, PlannedDelivery("sink", "sink", ("all",))])])
+        routing.route(c, [(seq, [dead, PlannedDelivery("sink", "sink", ("all",))])])
         c.execute("UPDATE event SET route_at = now() - interval '1 minute' WHERE event_id = 'e1'")
     assert number(api, "madeira_dead_letters", endpoint="broken") == 1
     assert number(api, "madeira_deliveries_waiting", endpoint="sink", retries="0") == 1

@@ -11,7 +11,7 @@ from madeira.broker.queues import Queues
 from madeira.broker.waking import JOBS
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
-from madeira.store import events, job_steps
+from madeira.store import job_steps, routing
 from tests.api.people import ADMIN, audited, in_json, person
 from tests.api.serving import Api, Reply
 from tests.store import making
@@ -190,7 +190,7 @@ def test_an_event_says_which_job_sent_its_delivery_again(shared_api: Api, conn: 
 def test_a_reroute_is_about_what_never_could_be_sent(shared_api: Api, conn: "psycopg.Connection[Any]") -> None:
     seq = making.accept(conn)
     plan = PlannedDelivery("born", "born", failure_class=FailureClass.TEMPLATE, last_error="template: no")
-    events.route(conn, [(seq, [plan])])
+    routing.route(conn, [(seq, [plan])])
     dead(conn, "born")
     asked = {"filter": {"endpoint": "born"}, "reason": "mended", "dry_run": True}
     assert ask(shared_api, action="reroute", **asked).json["total"] == 1

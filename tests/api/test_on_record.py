@@ -12,7 +12,7 @@ import pytest
 from madeira.api import openapi
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
-from madeira.store import events
+from madeira.store import routing
 from tests.api.people import ADMIN, bearer, in_json, token
 from tests.api.serving import Api, Reply, event, signed
 
@@ -49,7 +49,7 @@ def of_event(api: Api, plan: list[PlannedDelivery] | None, action: str, **body: 
     with psycopg.connect(api.env["MADEIRA_DATABASE_URL"]) as c:
         if plan is not None:
             seq = c.execute("SELECT seq FROM event WHERE event_id = %s", (name,)).fetchone()[0]
-            events.route(c, [(seq, plan)])
+            routing.route(c, [(seq, plan)])
     return Ask({"event_id": name}, {"reason": "because", **body}, "?source=shop", action, f"event shop/{name}")
 
 

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from madeira.broker.queues import DELIVER, Queues, delivery_key, ensure_delivery
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, PlannedDelivery
 from madeira.states import DeliveryStatus, FailureClass, Outcome
-from madeira.store import deliveries, events
+from madeira.store import claims, deliveries, routing
 from tests.api.people import ADMIN, in_json
 from tests.api.serving import Api, event, signed
 
@@ -35,7 +35,7 @@ class Key:
         event_id, seq = self.accepted(**fields)
         plan = [PlannedDelivery(self.endpoint, self.endpoint, ordering_key=self.name)]
         with psycopg.connect(self.api.env["MADEIRA_DATABASE_URL"]) as c:
-            return event_id, events.route(c, [(seq, plan)])[0].refs[0]
+            return event_id, routing.route(c, [(seq, plan)])[0].refs[0]
 
     def accepted(self, **fields: Any) -> tuple[str, int]:
         event_id = uuid.uuid4().hex
@@ -53,7 +53,7 @@ class Key:
         decision = Decision(DeliveryStatus.DEAD, counts=True, failure_class=FailureClass.RECEIVER, last_error="400")
         attempt = Attempt(Outcome.PERMANENT, datetime.now(UTC), 0.1, "http://host/", 400, error_code="http_400")
         with psycopg.connect(self.api.env["MADEIRA_DATABASE_URL"]) as c:
-            [held] = deliveries.claim(c, [deliveries.ClaimRequest(ref.delivery_id, str(uuid.uuid4()), 60)])
+            [held] = claims.claim(c, [claims.ClaimRequest(ref.delivery_id, str(uuid.uuid4()), 60)])
             assert isinstance(held, Claimed)
             deliveries.settle(
                 c, [deliveries.SettleRequest(ref.delivery_id, ref.seq, held.token, held.attempt, attempt, decision, "t")]

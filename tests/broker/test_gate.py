@@ -4,7 +4,7 @@ from itertools import count
 
 from structlog.testing import capture_logs
 
-from madeira.broker.broker import Gate
+from madeira.broker.gate import Gate
 from madeira.store.schema import NO_TABLES
 
 #: What is in the way for a while.

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from madeira.states import Role
-from madeira.store import events, job_steps
+from madeira.store import job_steps, routing
 from tests.api.people import ADMIN, audited, token
 from tests.api.serving import Api, event
 from tests.browser.conftest import Windows
@@ -127,7 +127,7 @@ def test_one_event_is_acted_upon_for_a_reason(windows: Windows, conn: Connection
     elif action == "cancel":
         making.routed(conn, ("sink",), event_id=event_id)
     else:
-        events.route(conn, [(making.accept(conn, event_id=event_id), [])])
+        routing.route(conn, [(making.accept(conn, event_id=event_id), [])])
     seen = windows()
     page = seen.open(f"/console/events/{event_id}?source=shop")
     form = page.locator(f"form[action*='/{action}']")

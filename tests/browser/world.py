@@ -11,7 +11,7 @@ from madeira.broker.queues import DELIVER, ROUTE, Ensure, Finish, Queues, delive
 from madeira.lanes import LaneSettings
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import FailureClass, Outcome
-from madeira.store import cancelling, events, job_steps, jobs, notices
+from madeira.store import cancelling, job_steps, jobs, notices, routing
 from madeira.store.deliveries import SettleRequest, settle
 from madeira.store.jobs import NewJob
 from madeira.store.notices import Kind
@@ -171,7 +171,7 @@ class World:
 
     def _unrouted(self) -> str:
         event_id = str(uuid.uuid4())
-        events.route(self._conn, [(making.accept(self._conn, event_id=event_id, event_type="basket.abandoned"), [])])
+        routing.route(self._conn, [(making.accept(self._conn, event_id=event_id, event_type="basket.abandoned"), [])])
         self._age(event_id, 800)
         return event_id
 
@@ -217,7 +217,7 @@ class World:
         plan = PlannedDelivery(
             "partner-ledger", "partner-ledger", ("orders-to-ledger",), FailureClass.TEMPLATE, "the URL needs event_type, a text"
         )
-        found.append(events.route(self._conn, [(making.accept(self._conn), [plan])])[0].dead[0].delivery_id)
+        found.append(routing.route(self._conn, [(making.accept(self._conn), [plan])])[0].dead[0].delivery_id)
         return found
 
     # -- what is not over ----------------------------------------------------------------------------------------------

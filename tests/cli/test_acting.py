@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import os
 import select
 import subprocess
 import sys
@@ -16,12 +15,11 @@ import pytest
 from madeira.broker.queues import DELIVER, ROUTE, Queues, delivery_key, ensure_delivery
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import events
+from madeira.store import routing
 from tests.store.making import GIVE_UP, accept, claimed, event, routed, settled
+from tests.terminal import ROOT, environ, run
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).parents[2]
 
 
 class Terminal:
@@ -33,11 +31,7 @@ class Terminal:
         self.queues = queues
 
     def run(self, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "madeira.cli", *arguments]
-        done = subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done
+        return run(self.env, *arguments, code=code)
 
     def audited(self) -> list[tuple[object, ...]]:
         return self.conn.execute("SELECT who, action, what, why FROM audit ORDER BY id").fetchall()
@@ -46,14 +40,13 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Terminal]:
     """A terminal, a connection and the queues."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    env = plain | {
-        "MADEIRA_DATA_DIR": str(tmp_path / "data"),
-        "MADEIRA_DATABASE_URL": database_url,
-        "MADEIRA_REDIS_URL": redis_url,
-        "MADEIRA_NAMESPACE": "m",
-        "COLUMNS": "200",
-    }
+    env = environ(
+        MADEIRA_DATA_DIR=str(tmp_path / "data"),
+        MADEIRA_DATABASE_URL=database_url,
+        MADEIRA_REDIS_URL=redis_url,
+        MADEIRA_NAMESPACE="m",
+        COLUMNS="200",
+    )
     queues = Queues(redis_url=redis_url, namespace="m")
     with psycopg.connect(database_url, autocommit=True) as conn:
         yield Terminal(env, conn, queues)
@@ -87,7 +80,7 @@ def test_a_dead_event_is_replayed_queued_and_on_record(terminal: Terminal) -> No
 
 def test_an_unrouted_event_is_rerouted(terminal: Terminal) -> None:
     seq = accept(terminal.conn, event_id="one")
-    events.route(terminal.conn, [(seq, [])])
+    routing.route(terminal.conn, [(seq, [])])
     assert "pending" in terminal.run("reroute", "one", "--source", "shop", "--reason", "mended").stdout
     assert terminal.queues.where(ROUTE, [str(seq)])[0].kind == "waiting"
     assert terminal.audited() == [(WHO, "reroute", "event shop/one", "mended")]
@@ -184,7 +177,7 @@ def test_events_are_followed_as_they_come(terminal: Terminal) -> None:
 
 def test_a_born_dead_delivery_is_told_to_be_rerouted(terminal: Terminal) -> None:
     plan = [PlannedDelivery("a", "a", failure_class=FailureClass.TEMPLATE, last_error="no such field")]
-    events.route(terminal.conn, [(accept(terminal.conn, event_id="one"), plan)])
+    routing.route(terminal.conn, [(accept(terminal.conn, event_id="one"), plan)])
     refused = terminal.run("replay", "one", "--source", "shop", "--reason", "x", code=1)
     assert "reroute" in refused.stderr
     assert "taken away: a" in terminal.run("reroute", "one", "--source", "shop", "--reason", "x").stdout

@@ -2,10 +2,8 @@
 
 import getpass
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +12,12 @@ import psycopg
 import pytest
 
 from madeira.store import tokens
+from tests import terminal
 from tests.receiver import Answer, Receiver
 from tests.system.harness import KEY, configure
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 SECRET = "a-signing-secret-of-this-test"
 
 RULES = """
@@ -50,20 +48,17 @@ def receiver() -> Iterator[Receiver]:
 def environ(tmp_path: Path, database_url: str, receiver: Receiver) -> dict[str, str]:
     """An environment with a database that holds `RULES`."""
     configure(database_url, RULES.format(url=receiver.url("/{event_type}"), secret=SECRET))
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    return plain | {
-        "MADEIRA_DATA_DIR": str(tmp_path / "data"),
-        "MADEIRA_DATABASE_URL": database_url,
-        "MADEIRA_SECRET_KEY": KEY,
-        "MADEIRA_EGRESS_ALLOW": "127.0.0.0/8",
-    }
+    return terminal.environ(
+        MADEIRA_DATA_DIR=str(tmp_path / "data"),
+        MADEIRA_DATABASE_URL=database_url,
+        MADEIRA_SECRET_KEY=KEY,
+        MADEIRA_EGRESS_ALLOW="127.0.0.0/8",
+    )
 
 
 def run(environ: dict[str, str], *arguments: str, given: str = "", fails: bool = False) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "madeira.cli", *arguments]
-    done = subprocess.run(command, env=environ, cwd=ROOT, input=given, capture_output=True, timeout=60, text=True)
+    done = terminal.run(environ, *arguments, given=given, code=None)
     assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
     return done
 
 

@@ -1,9 +1,6 @@
 """`madeira apply`, `export`, `reencrypt` and `doctor` as programs, on a database that is named."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
@@ -11,13 +8,13 @@ import pytest
 
 from madeira import sealing
 from madeira.records import PlannedDelivery
-from madeira.store import events
+from madeira.store import events, routing
 from tests.store import making
 from tests.system.harness import KEY
+from tests.terminal import environ, run
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 
 FILE = """
 [[source]]
@@ -40,20 +37,10 @@ class Terminal:
     """Runs commands in one environment."""
 
     def __init__(self, database_url: str, folder: Path) -> None:
-        plain = {k: v for k, v in os.environ.items() if not k.startswith("MADEIRA_")}
-        self.environ = plain | {
-            "MADEIRA_DATABASE_URL": database_url,
-            "MADEIRA_SECRET_KEY": KEY,
-            "MADEIRA_DATA_DIR": str(folder / "data"),
-        }
+        self.environ = environ(MADEIRA_DATABASE_URL=database_url, MADEIRA_SECRET_KEY=KEY, MADEIRA_DATA_DIR=str(folder / "data"))
 
     def run(self, *arguments: str, stdin: str = "", code: int = 0) -> str:
-        command = [sys.executable, "-m", "madeira.cli", *arguments]
-        done = subprocess.run(
-            command, env=self.environ, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
+        done = run(self.environ, *arguments, given=stdin, code=code)
         return done.stdout + done.stderr
 
 
@@ -119,7 +106,7 @@ def test_pruning_what_is_unfinished_names_the_commands_that_help(terminal: Termi
     terminal.run("apply", "-", stdin=FILE)
     with psycopg.connect(database_url) as conn:
         [accepted] = events.insert(conn, [making.new_event()])
-        events.route(conn, [(accepted.seq, [PlannedDelivery("sink", "sink", ("all",))])])
+        routing.route(conn, [(accepted.seq, [PlannedDelivery("sink", "sink", ("all",))])])
     rest = FILE[: FILE.index("[[endpoint]]")]
     told = terminal.run("apply", "--prune", "-", stdin=rest, code=1)
     assert "DELETE /v1/endpoints/sink?unfinished=cancel&reason=WHY" in told

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +12,11 @@ import pytest
 
 from madeira.states import Outcome
 from madeira.store.deliveries import SettleRequest, settle
+from tests import terminal
 from tests.store import making
 from tests.store.making import GIVE_UP, Connection, died, routed
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "madeira.cli", "dead"]
 
 
 @pytest.fixture
@@ -34,15 +31,11 @@ def conn(database_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def environ(tmp_path: Path, database_url: str) -> dict[str, str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    return plain | {"MADEIRA_DATA_DIR": str(tmp_path / "data"), "MADEIRA_DATABASE_URL": database_url, "COLUMNS": "200"}
+    return terminal.environ(MADEIRA_DATA_DIR=str(tmp_path / "data"), MADEIRA_DATABASE_URL=database_url, COLUMNS="200")
 
 
 def run(environ: dict[str, str], *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([*COMMAND, *arguments], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    return terminal.run(environ, "dead", *arguments, code=code)
 
 
 def test_a_script_gets_a_line_each_with_tabs_between(conn: Connection, environ: dict[str, str]) -> None:
@@ -69,7 +62,9 @@ def test_groups_are_counted_with_the_same_filters(conn: Connection, environ: dic
 def test_on_a_terminal_it_is_a_table(conn: Connection, environ: dict[str, str]) -> None:
     """With a header."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen([*COMMAND, "--groups"], env=environ, cwd=ROOT, stdout=theirs, stderr=theirs) as process:
+    with subprocess.Popen(
+        [*terminal.MADEIRA, "dead", "--groups"], env=environ, cwd=terminal.ROOT, stdout=theirs, stderr=theirs
+    ) as process:
         os.close(theirs)
         shown = b""
         while True:

@@ -19,21 +19,19 @@ from madeira import binding
 from madeira.cli.main import main
 from madeira.embedded import free_port
 from madeira.errors import SettingsError
+from tests import terminal
 from tests.servers import with_database
-
-ROOT = Path(__file__).parents[2]
+from tests.terminal import MADEIRA, ROOT
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """An environment without a Madeira in it."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    return plain | {"MADEIRA_DATA_DIR": str(tmp_path / "data")}
+    return terminal.environ(MADEIRA_DATA_DIR=str(tmp_path / "data"))
 
 
 def run(environ: dict[str, str], *arguments: str | bytes) -> "subprocess.CompletedProcess[bytes]":
-    command = [sys.executable, "-m", "madeira.cli", *arguments]
-    return subprocess.run(command, env=environ, cwd=ROOT, input=b"{}", capture_output=True, timeout=60)
+    return subprocess.run([*MADEIRA, *arguments], env=environ, cwd=ROOT, input=b"{}", capture_output=True, timeout=60)
 
 
 def complaint(environ: dict[str, str], *arguments: str | bytes) -> str:
@@ -99,7 +97,7 @@ def test_an_output_that_knows_ascii_only(environ: dict[str, str]) -> None:
 def test_an_input_that_was_closed_is_an_empty_one(environ: dict[str, str]) -> None:
     """No traceback of whoever wants to read it."""
     told = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "madeira.cli", "dry-run", "-", "--source", "s"],
+        ["sh", "-c", 'exec "$@" <&-', "sh", *MADEIRA, "dry-run", "-", "--source", "s"],
         env=environ,
         cwd=ROOT,
         capture_output=True,
@@ -116,7 +114,7 @@ def test_an_input_that_was_closed_is_an_empty_one(environ: dict[str, str]) -> No
 def test_an_output_that_was_closed(environ: dict[str, str], closed: str) -> None:
     """Nobody hears the answer; the exit code is what it would be."""
     told = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}>&-', "sh", sys.executable, "-m", "madeira.cli", "doctor", "--json"],
+        ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *MADEIRA, "doctor", "--json"],
         env=environ,
         cwd=ROOT,
         capture_output=True,

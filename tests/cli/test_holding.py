@@ -1,9 +1,6 @@
 """Whoever looks from a terminal sees what is held, by whom and why, and what a delivery waits for."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -15,16 +12,15 @@ import pytest
 from madeira.broker.queues import Queues, ensure_delivery
 from madeira.lanes import LaneSettings
 from madeira.records import PlannedDelivery
-from madeira.store import events
+from madeira.store import routing
 from tests.store import making
 from tests.system.harness import configure, toml
+from tests.terminal import environ, run
 
 #: More than fits beside the rest into a line of 80 characters.
 WHY = "they move house, and until Friday nobody there can say where to"
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).parents[2]
 
 
 class Terminal:
@@ -36,15 +32,12 @@ class Terminal:
         self.queues = queues
 
     def run(self, *arguments: str, **env: str) -> str:
-        command = [sys.executable, "-m", "madeira.cli", *arguments]
-        done = subprocess.run(command, env=self.env | env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run(self.env | env, *arguments).stdout
 
     def waiting(self, event_id: str, endpoint: str = "a", lane: str = "a") -> None:
         """A queued delivery of an event of its own."""
         seq = making.accept(self.conn, event_id=event_id)
-        [ref] = events.route(self.conn, [(seq, [PlannedDelivery(endpoint, lane)])])[0].refs
+        [ref] = routing.route(self.conn, [(seq, [PlannedDelivery(endpoint, lane)])])[0].refs
         self.queues.ensure([ensure_delivery(ref)])
 
 
@@ -52,14 +45,13 @@ class Terminal:
 def terminal(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Terminal]:
     """A terminal, with the endpoint `a` held for a reason, and three events that wait for it."""
     configure(database_url, toml({"a": {"url": "http://receiver.test/a"}}))
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    env = plain | {
-        "MADEIRA_DATA_DIR": str(tmp_path / "data"),
-        "MADEIRA_DATABASE_URL": database_url,
-        "MADEIRA_REDIS_URL": redis_url,
-        "MADEIRA_NAMESPACE": "m",
-        "COLUMNS": "200",
-    }
+    env = environ(
+        MADEIRA_DATA_DIR=str(tmp_path / "data"),
+        MADEIRA_DATABASE_URL=database_url,
+        MADEIRA_REDIS_URL=redis_url,
+        MADEIRA_NAMESPACE="m",
+        COLUMNS="200",
+    )
     queues = Queues(redis_url=redis_url, namespace="m")
     with psycopg.connect(database_url, autocommit=True) as conn:
         terminal = Terminal(env, conn, queues)

@@ -1,9 +1,7 @@
 """`madeira reconcile` from a terminal: what it says when nothing could be compared."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
@@ -11,21 +9,19 @@ import pytest
 import redis
 
 from madeira.store import leases
-
-ROOT = Path(__file__).parents[2]
+from tests import terminal
 
 
 @pytest.fixture
 def environ(tmp_path: Path, database_url: str, redis_url: str) -> dict[str, str]:
     """An environment with a database and an empty Redis, where no worker ever ran."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    places = {"MADEIRA_DATA_DIR": str(tmp_path / "data"), "MADEIRA_DATABASE_URL": database_url, "MADEIRA_REDIS_URL": redis_url}
-    return plain | places
+    return terminal.environ(
+        MADEIRA_DATA_DIR=str(tmp_path / "data"), MADEIRA_DATABASE_URL=database_url, MADEIRA_REDIS_URL=redis_url
+    )
 
 
 def reconcile(environ: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "madeira.cli", "reconcile", *arguments]
-    return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, timeout=60, text=True)
+    return terminal.run(environ, "reconcile", *arguments, code=None)
 
 
 @pytest.mark.long

@@ -1,29 +1,24 @@
 """`madeira retention`, `madeira log-level`, and what `madeira trace` says of what is gone."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from tests import terminal
 from tests.store.making import claimed, routed, settled
 from tests.store.test_retention import age
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
 def test_what_is_old_goes_when_a_person_asks_for_it(tmp_path: Path, database_url: str, redis_url: str) -> None:
     """Counted before, removed then, on record, and told by whoever is asked for it."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-    environ |= {"MADEIRA_DATA_DIR": str(tmp_path), "MADEIRA_DATABASE_URL": database_url, "MADEIRA_REDIS_URL": redis_url}
+    environ = terminal.environ(MADEIRA_DATA_DIR=str(tmp_path), MADEIRA_DATABASE_URL=database_url, MADEIRA_REDIS_URL=redis_url)
 
     def madeira(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "madeira.cli", *arguments]
-        return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, timeout=60, text=True, check=False)
+        return terminal.run(environ, *arguments, code=None)
 
     with psycopg.connect(database_url, autocommit=True) as conn:
         for name in ("old", "older"):

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,9 +17,8 @@ import pytest
 
 from madeira.cli.running import DataFolder, members
 from madeira.embedded import free_port
+from tests import terminal
 from tests.system.harness import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 
 class Up:
@@ -31,9 +29,9 @@ class Up:
         self._came = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "madeira.cli", "up", *arguments],
+            [*terminal.MADEIRA, "up", *arguments],
             env=environ,
-            cwd=ROOT,
+            cwd=terminal.ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,16 +74,15 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
-        self.environ |= {
-            "MADEIRA_DATA_DIR": str(folder),
-            "MADEIRA_PORT": str(free_port()),
-            "MADEIRA_METRICS_PORT": "0",
-            "MADEIRA_SCHEDULER_METRICS_PORT": "0",
-            "MADEIRA_PROCESSES": "1",
-            "MADEIRA_EGRESS_ALLOW": "127.0.0.1",
-            "MADEIRA_BEAT_S": "0.5",
-        }
+        self.environ = terminal.environ(
+            MADEIRA_DATA_DIR=str(folder),
+            MADEIRA_PORT=str(free_port()),
+            MADEIRA_METRICS_PORT="0",
+            MADEIRA_SCHEDULER_METRICS_PORT="0",
+            MADEIRA_PROCESSES="1",
+            MADEIRA_EGRESS_ALLOW="127.0.0.1",
+            MADEIRA_BEAT_S="0.5",
+        )
         self._ups: list[Up] = []
 
     def up(self, *arguments: str) -> Up:
@@ -93,17 +90,7 @@ class Place:
         return self._ups[-1]
 
     def run(self, *arguments: str, stdin: str = "", code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "madeira.cli", *arguments],
-            env=self.environ,
-            cwd=ROOT,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
+        done = terminal.run(self.environ, *arguments, given=stdin, code=code)
         return done.stdout + done.stderr
 
     def trace(self, identifier: str) -> list[dict[str, Any]]:
@@ -174,7 +161,7 @@ def test_the_demo_tells_its_four_stories(demo: tuple[Place, Up]) -> None:
 def test_the_readme_s_own_event_arrives(demo: tuple[Place, Up]) -> None:
     """What a newcomer copies from the README is accepted, arrives verified, and is known when it is posted again."""
     place, up = demo
-    (script,) = re.findall(r"```sh\n(BODY=.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```sh\n(BODY=.*?)```", (terminal.ROOT / "README.md").read_text(), re.DOTALL)
     script = script.replace(":8000/", f":{place.environ['MADEIRA_PORT']}/")
     assert "202 Accepted" in subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     up.wait_for("receiver.*signature good, answered 200.*order-1")

@@ -10,6 +10,12 @@ from tests.api.people import ADMIN, in_json
 from tests.api.serving import Api
 from tests.store import making
 
+#: Bytes of a page at most.
+LARGEST = 60_000
+
+#: What stands in every field that comes from outside.
+HOSTILE = "</pre></td><script>alert(1)</script><img src=x onerror=alert(2)>'\"&{{7*7}}"
+
 
 def made_endpoint(api: Api, **fields: Any) -> str:
     name = f"e-{uuid.uuid4().hex[:8]}"

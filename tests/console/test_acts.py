@@ -12,7 +12,7 @@ import pytest
 from madeira.console.words import exact
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
-from madeira.store import events
+from madeira.store import routing
 from tests.api.people import ADMIN, audited, token
 from tests.api.serving import Api
 from tests.console.browser import Browser, Seen, administrator, filled, queried, somebody
@@ -32,7 +32,7 @@ def receiver() -> Iterator[Receiver]:
 def unrouted(c: Connection) -> str:
     """The id of an event that no route matched."""
     event_id = uuid.uuid4().hex
-    events.route(c, [(making.accept(c, event_id=event_id), [])])
+    routing.route(c, [(making.accept(c, event_id=event_id), [])])
     return event_id
 
 
@@ -40,7 +40,7 @@ def born_dead(c: Connection) -> str:
     """The id of an event whose template failed."""
     event_id = uuid.uuid4().hex
     plan = PlannedDelivery("sink", "sink", ("all",), failure_class=FailureClass.TEMPLATE, last_error="no such field")
-    events.route(c, [(making.accept(c, event_id=event_id), [plan])])
+    routing.route(c, [(making.accept(c, event_id=event_id), [plan])])
     return event_id
 
 

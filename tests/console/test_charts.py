@@ -19,7 +19,7 @@ from madeira.store.notices import Kind
 from madeira.store.rollups import BOUNDS, RETRIES, Numbers, Point
 from tests.api.serving import Api
 from tests.console.browser import Element, Seen, queried, somebody
-from tests.console.test_pages import HOSTILE, LARGEST
+from tests.console.scenes import HOSTILE, LARGEST
 
 Connection = psycopg.Connection[Any]
 

@@ -12,7 +12,7 @@ from madeira.states import Outcome, Role
 from madeira.store.deliveries import SettleRequest, settle
 from tests.api.serving import Api
 from tests.console.browser import Seen, queried, somebody
-from tests.console.test_pages import HOSTILE, LARGEST
+from tests.console.scenes import HOSTILE, LARGEST
 from tests.store import making
 
 Connection = psycopg.Connection[Any]

@@ -10,8 +10,7 @@ from madeira.states import Role
 from tests.api.people import ADMIN, audited, in_json
 from tests.api.serving import Api, event, rows
 from tests.console.browser import filled, somebody
-from tests.console.scenes import died, made_endpoint
-from tests.console.test_pages import HOSTILE, LARGEST
+from tests.console.scenes import HOSTILE, LARGEST, died, made_endpoint
 
 Connection = psycopg.Connection[object]
 

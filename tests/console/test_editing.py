@@ -13,8 +13,7 @@ from madeira.states import Role
 from tests.api.people import ADMIN, audited, bearer, in_json, token
 from tests.api.serving import Api, event
 from tests.console.browser import Browser, Seen, administrator, filled, somebody
-from tests.console.scenes import made_endpoint
-from tests.console.test_pages import HOSTILE, LARGEST
+from tests.console.scenes import HOSTILE, LARGEST, made_endpoint
 from tests.store import making
 
 Connection = psycopg.Connection[Any]

@@ -7,15 +7,14 @@ import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass, Role
-from madeira.store import erase, events, job_steps, jobs
+from madeira.store import erase, job_steps, jobs, routing
 from madeira.store.jobs import NewJob
 from madeira.store.selection import Selection
 from tests.api.people import audited, token
 from tests.api.serving import Api
 from tests.console.browser import Browser, Seen, administrator, filled, queried, somebody
-from tests.console.scenes import made_endpoint
+from tests.console.scenes import HOSTILE, LARGEST, made_endpoint
 from tests.console.test_dead_letters import letters, name
-from tests.console.test_pages import HOSTILE, LARGEST
 from tests.store import making
 
 Connection = psycopg.Connection[Any]
@@ -24,7 +23,7 @@ Connection = psycopg.Connection[Any]
 def born_dead(conn: Connection, endpoint: str) -> int:
     """A delivery whose template failed."""
     plan = PlannedDelivery(endpoint, endpoint, ("all",), failure_class=FailureClass.TEMPLATE, last_error="no such field")
-    return events.route(conn, [(making.accept(conn), [plan])])[0].dead[0].delivery_id
+    return routing.route(conn, [(making.accept(conn), [plan])])[0].dead[0].delivery_id
 
 
 def preview(browser: Browser, endpoint: str, action: str = "replay") -> Seen:

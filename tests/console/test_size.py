@@ -1,5 +1,7 @@
 """However much there is, a page stays small, says what it left out, and leads to it."""
 
+import json
+import uuid
 from typing import Any
 
 import psycopg
@@ -10,8 +12,7 @@ from madeira.states import Role
 from madeira.store import audit
 from tests.api.serving import CONFIG, Api
 from tests.console.browser import Browser, somebody
-from tests.console.scenes import died
-from tests.console.test_pages import LARGEST
+from tests.console.scenes import HOSTILE, LARGEST, died
 from tests.store import making
 
 #: Of each kind.
@@ -74,3 +75,20 @@ def test_a_page_of_the_audit_stays_small_though_its_entries_are_long(shared_api:
     seen = somebody(shared_api, Role.VIEWER).get("/console/audit")
     assert len(seen.reply.body) < LARGEST
     assert len(seen.root.one("tbody").all("tr")) == 30
+
+
+def test_an_event_of_many_attempts_and_a_large_payload_fits_on_a_page_that_says_what_it_left_out(
+    shared_api: Api, conn: psycopg.Connection[Any]
+) -> None:
+    event_id = uuid.uuid4().hex
+    [ref] = making.routed(conn, ("sink",), event_id=event_id, payload=json.dumps(HOSTILE * 3000))
+    for _ in range(60):
+        held = making.claimed(conn, ref)
+        asked = making.verdict(held, making.RETRY)
+        loud = making.replace(asked.attempt, excerpt=(HOSTILE * 50).encode()[:4096], length=9999, reason=HOSTILE * 4)
+        making.settle(conn, [making.replace(asked, attempt=loud)])
+        making.make_due(conn, ref.delivery_id)
+    seen = somebody(shared_api, Role.OPERATOR).get(f"/console/events/{event_id}?source=shop")
+    assert len(seen.reply.body) < LARGEST
+    assert "steps more" in seen.text
+    assert "characters in all" in seen.text

@@ -31,6 +31,7 @@ from typing import Any
 import httpx
 
 from madeira.embedded import free_port
+from tests import terminal
 from tests.system.harness import ROOT, wait_until
 
 #: Seconds for everything that may take a while: a container that starts, a schedule that comes round.
@@ -148,7 +149,7 @@ class Up(Place):
 
     def __init__(self, folder: Path) -> None:
         port, metrics = free_port(), free_port()
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("MADEIRA_", "PROMETHEUS_"))}
+        environ = terminal.environ()
         environ |= {
             "MADEIRA_DATA_DIR": str(folder),
             "MADEIRA_PORT": str(port),

@@ -11,8 +11,9 @@ import psycopg
 
 from madeira.records import Attempt, Claimed, Decision, DeliveryRef, NewEvent, PlannedDelivery, Settled
 from madeira.states import DeliveryStatus, ErrorCode, FailureClass, Outcome
-from madeira.store import events
-from madeira.store.deliveries import ClaimRequest, SettleRequest, claim, settle
+from madeira.store import events, routing
+from madeira.store.claims import ClaimRequest, claim
+from madeira.store.deliveries import SettleRequest, settle
 
 Connection = psycopg.Connection[Any]
 
@@ -45,7 +46,7 @@ def routed(conn: Connection, endpoints: Sequence[str] = ("a",), **fields: Any) -
     """Accept and route one event; its deliveries."""
     seq = accept(conn, **fields)
     plan = [PlannedDelivery(endpoint, endpoint, ("some route",)) for endpoint in endpoints]
-    return events.route(conn, [(seq, plan)])[0].refs
+    return routing.route(conn, [(seq, plan)])[0].refs
 
 
 def token() -> str:

@@ -6,8 +6,8 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery, Refused
-from madeira.store import cancelling, events, replay
-from madeira.store.deliveries import ClaimRequest, claim
+from madeira.store import cancelling, replay, routing
+from madeira.store.claims import ClaimRequest, claim
 from tests.store.making import (
     GIVE_UP,
     RETRY,
@@ -35,7 +35,7 @@ def routes(conn: Connection) -> None:
 
 def route(conn: Connection, seq: int, key: str | None = "k", endpoint: str = "a") -> DeliveryRef:
     """Route an accepted event to one endpoint under an ordering key."""
-    [ref] = events.route(conn, [(seq, [PlannedDelivery(endpoint, endpoint, ("r",), ordering_key=key)])])[0].refs
+    [ref] = routing.route(conn, [(seq, [PlannedDelivery(endpoint, endpoint, ("r",), ordering_key=key)])])[0].refs
     return ref
 
 

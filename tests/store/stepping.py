@@ -8,7 +8,7 @@ import psycopg
 
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import audit, events, jobs
+from madeira.store import audit, jobs, routing
 from madeira.store.job_steps import Step, step
 from madeira.store.jobs import NewJob
 from madeira.store.selection import Selection
@@ -41,12 +41,12 @@ def succeed(conn: Connection, ref: DeliveryRef) -> None:
 def born_dead(conn: Connection, endpoint: str = "a") -> DeliveryRef:
     seq = making.accept(conn)
     plan = PlannedDelivery(endpoint, endpoint, failure_class=FailureClass.TEMPLATE, last_error="template: no")
-    return events.route(conn, [(seq, [plan])])[0].dead[0]
+    return routing.route(conn, [(seq, [plan])])[0].dead[0]
 
 
 def unrouted(conn: Connection) -> int:
     seq = making.accept(conn)
-    events.route(conn, [(seq, [])])
+    routing.route(conn, [(seq, [])])
     return seq
 
 

@@ -6,8 +6,9 @@ from functools import partial
 from madeira.errors import IllegalTransition
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import cancelling, erase, events, replay
-from madeira.store.deliveries import ClaimRequest, claim, settle
+from madeira.store import cancelling, erase, events, replay, routing
+from madeira.store.claims import ClaimRequest, claim
+from madeira.store.deliveries import settle
 from tests.store.making import (
     GIVE_UP,
     Connection,
@@ -56,7 +57,7 @@ def test_of_four_who_reroute_the_same_event_one_does(several: list[Connection], 
     born_dead = PlannedDelivery("a", "a", failure_class=FailureClass.POLICY, last_error="denied")
     for n in range(ROUNDS):
         [accepted] = events.insert(conn, [new_event(event_id=f"e{n}")])
-        events.route(conn, [(accepted.seq, [born_dead])])
+        routing.route(conn, [(accepted.seq, [born_dead])])
         results = at_once(*(partial(replay.reroute, c, "shop", f"e{n}", "ann", "why") for c in several))
         assert codes(results) == ["unfinished"] * 3
         assert event(conn, accepted.seq)["deliveries"] == 0
@@ -99,13 +100,13 @@ def test_a_cancel_that_meets_the_second_routing_leaves_right_counts(several: lis
     for n in range(ROUNDS):
         [accepted] = events.insert(conn, [new_event(event_id=f"e{n}")])
         born_dead = PlannedDelivery("b", "b", failure_class=FailureClass.TEMPLATE, last_error="no such field")
-        [first] = events.route(conn, [(accepted.seq, [PlannedDelivery("a", "a"), born_dead])])
+        [first] = routing.route(conn, [(accepted.seq, [PlannedDelivery("a", "a"), born_dead])])
         settled(conn, claimed(conn, first.refs[0]))
         replay.reroute(conn, "shop", f"e{n}", "ann", "mended")
         plan = [(accepted.seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])]
         good(
             at_once(
-                partial(events.route, several[0], plan),
+                partial(routing.route, several[0], plan),
                 partial(cancelling.cancel, several[1], "shop", f"e{n}", "ann", None),
             )
         )

@@ -10,7 +10,7 @@ import pytest
 from madeira.errors import IllegalTransition
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import MAX_ROUTE_FAILURES, FailureClass
-from madeira.store import cancelling, deliveries, erase, events
+from madeira.store import cancelling, deliveries, erase, events, routing, story
 from madeira.store import replay as replaying
 from tests.store.making import (
     GIVE_UP,
@@ -79,25 +79,25 @@ def cancelled(conn: Connection) -> None:
 
 
 def unrouted(conn: Connection) -> None:
-    events.route(conn, [(accept(conn, event_id=ID), [])])
+    routing.route(conn, [(accept(conn, event_id=ID), [])])
 
 
 def never_routed(conn: Connection) -> None:
     seq = accept(conn, event_id=ID)
     for _ in range(MAX_ROUTE_FAILURES):
-        events.count_route_failure(conn, seq)
+        routing.count_route_failure(conn, seq)
 
 
 BORN_DEAD = PlannedDelivery("b", "b", failure_class=FailureClass.TEMPLATE, last_error="no such field")
 
 
 def born_dead(conn: Connection) -> None:
-    events.route(conn, [(accept(conn, event_id=ID), [BORN_DEAD])])
+    routing.route(conn, [(accept(conn, event_id=ID), [BORN_DEAD])])
 
 
 def born_dead_and_succeeded(conn: Connection) -> None:
     plan = [PlannedDelivery("a", "a"), BORN_DEAD]
-    [result] = events.route(conn, [(accept(conn, event_id=ID), plan)])
+    [result] = routing.route(conn, [(accept(conn, event_id=ID), plan)])
     settled(conn, claimed(conn, result.refs[0]))
 
 
@@ -257,7 +257,7 @@ def test_routing_that_fails_too_often_counts_anew_after_a_reroute(conn: Connecti
     """A rerouted event has all its chances again; when they are used up it is dead, though a delivery of it succeeded."""
     routed_again(conn)
     [(seq,)] = conn.execute("SELECT seq FROM event").fetchall()
-    died = [events.count_route_failure(conn, seq) for _ in range(MAX_ROUTE_FAILURES)]
+    died = [routing.count_route_failure(conn, seq) for _ in range(MAX_ROUTE_FAILURES)]
     assert died == [False] * (MAX_ROUTE_FAILURES - 1) + [True]
     assert event(conn, seq)["reason"] == "platform"
     assert replaying.reroute(conn, "shop", ID, "ann", "again") is not None
@@ -291,7 +291,7 @@ def test_what_is_erased_is_in_no_row_any_more_and_the_same_post_is_still_a_dupli
         target_uri="http://receiver.test/Tschaikowski?q=Tschaikowski",
     )
     [accepted] = events.insert(conn, [new])
-    [result] = events.route(conn, [(accepted.seq, [PlannedDelivery("a", "a")])])
+    [result] = routing.route(conn, [(accepted.seq, [PlannedDelivery("a", "a")])])
     conn.execute('UPDATE delivery SET body = \'{"to": "Tschaikowski"}\'')
     request = verdict(claimed(conn, result.refs[0]), GIVE_UP)
     told = replace(
@@ -308,7 +308,7 @@ def test_what_is_erased_is_in_no_row_any_more_and_the_same_post_is_still_a_dupli
     rows = everything(conn)
     assert "Tschaikowski" not in str(rows)
     assert b"Tschaikowski".hex() not in str(rows)
-    found = events.find(conn, "shop", ID)
+    found = story.find(conn, "shop", ID)
     assert found is not None
     assert found["erased_at"] == done.erased_at
     assert (found["payload"], found["parameters"], found["target_uri"]) == ("null", None, "http://receiver.test")
@@ -325,7 +325,7 @@ def test_a_rerouted_event_that_finds_nothing_new_is_what_its_deliveries_are(conn
     """Routed again to an endpoint that it has reached already: it succeeded, and nothing is sent twice."""
     routed_again(conn)
     [(seq,)] = conn.execute("SELECT seq FROM event").fetchall()
-    [result] = events.route(conn, [(seq, [PlannedDelivery("a", "a")])])
+    [result] = routing.route(conn, [(seq, [PlannedDelivery("a", "a")])])
     assert (result.status, result.refs, result.dead) == ("succeeded", [], [])
     assert counts_agree(conn)
 
@@ -334,7 +334,7 @@ def test_a_rerouted_event_gets_the_delivery_that_it_lacked(conn: Connection) -> 
     """The endpoint whose template is mended gets its delivery; the other one's stays as it was."""
     routed_again(conn)
     [(seq,)] = conn.execute("SELECT seq FROM event").fetchall()
-    [result] = events.route(conn, [(seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])])
+    [result] = routing.route(conn, [(seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])])
     assert (result.status, [ref.lane for ref in result.refs]) == ("delivering", ["b"])
     assert counts_agree(conn)
     settled(conn, claimed(conn, result.refs[0]))

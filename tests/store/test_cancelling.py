@@ -1,9 +1,24 @@
-"""All that waits for an endpoint is cancelled in bounded pages, with one audit row."""
+"""What a person ends: one event where it stands, and all that waits for an endpoint in bounded pages; with one audit row."""
 
 import pytest
 
+from madeira.errors import IllegalTransition
+from madeira.records import DeliveryRef
+from madeira.states import DeliveryStatus, EventStatus
 from madeira.store import cancelling
-from tests.store.making import Connection, claimed, counts_agree, delivery, event, expire, routed
+from tests.store.making import (
+    GIVE_UP,
+    RETRY,
+    Connection,
+    claimed,
+    counts_agree,
+    delivery,
+    event,
+    expire,
+    log_of,
+    routed,
+    settled,
+)
 
 
 def sweep(conn: Connection, endpoint: str = "a", limit: int = 2) -> cancelling.Sweep:
@@ -91,3 +106,43 @@ def test_what_was_asked_to_end_ends_when_its_worker_is_gone(conn: Connection) ->
     assert event(conn, gone.seq)["status"] == "cancelled"
     assert counts_agree(conn)
     assert cancelling.end_abandoned(conn, 10) == []
+
+
+def test_cancel_ends_what_waits_and_asks_what_is_called(conn: Connection) -> None:
+    """Pending: cancelled at once. Delivering: asked. A claim whose lease has run out: ended, and the log says so."""
+    waits, called, expired = routed(conn, ["a", "b", "c"], event_id="one")
+    held = claimed(conn, called)
+    claimed(conn, expired)
+    expire(conn, expired.delivery_id)
+    result = cancelling.cancel(conn, "shop", "one", "ann", "wrong price")
+    assert result is not None
+    assert (result.status, result.requested) == (EventStatus.DELIVERING, 1)
+    assert result.cancelled == [DeliveryRef(ref.delivery_id, ref.seq, ref.lane) for ref in (waits, expired)]
+    assert log_of(conn, expired.delivery_id) == [(1, "lost", "cancelled")]
+    assert delivery(conn, called.delivery_id)["cancel_requested_at"] is not None
+    assert counts_agree(conn)
+    again = cancelling.cancel(conn, "shop", "one", "ann", "wrong price")
+    assert again is not None
+    assert (again.cancelled, again.requested) == ([], 1)
+    assert settled(conn, held, RETRY).status == DeliveryStatus.CANCELLED
+    assert event(conn, waits.seq)["status"] == "cancelled"
+    assert counts_agree(conn)
+
+
+def test_cancel_leaves_an_audit_row(conn: Connection) -> None:
+    """Who, what, why, how many."""
+    routed(conn, ["a", "b"], event_id="one")
+    cancelling.cancel(conn, "shop", "one", "ann", "wrong price")
+    row = conn.execute("SELECT who, action, what, why, detail FROM audit").fetchone()
+    detail = {"cancelled": 2, "requested": 0, "status": "cancelled"}
+    assert row == ("ann", "cancel", "event shop/one", "wrong price", detail)
+
+
+def test_what_is_finished_cannot_be_cancelled(conn: Connection) -> None:
+    """A dead event stays dead, and no audit row claims otherwise; an unknown one is None."""
+    [ref] = routed(conn, event_id="one")
+    settled(conn, claimed(conn, ref), GIVE_UP)
+    with pytest.raises(IllegalTransition, match="dead already"):
+        cancelling.cancel(conn, "shop", "one", "ann", None)
+    assert conn.execute("SELECT count(*) FROM audit").fetchone() == (0,)
+    assert cancelling.cancel(conn, "shop", "two", "ann", None) is None

@@ -7,7 +7,7 @@ import pytest
 from madeira.records import Claimed, Refused
 from madeira.states import MAX_LOST
 from madeira.store import cancelling
-from madeira.store.deliveries import ClaimRequest, claim
+from madeira.store.claims import ClaimRequest, claim
 from tests.store.making import (
     GIVE_UP,
     RETRY,

@@ -18,7 +18,7 @@ import pytest
 from psycopg import conninfo
 
 from madeira.errors import StoreUnavailable
-from madeira.store import events
+from madeira.store import events, story
 from madeira.store.database import Database
 from madeira.store.group_commit import GroupCommit
 from madeira.store.schema import NO_TABLES
@@ -61,8 +61,8 @@ def test_a_block_is_one_transaction(database: Database) -> None:
     with pytest.raises(RuntimeError):
         fail()
     with database.connection() as conn:
-        assert events.find(conn, "shop", event.event_id) is not None
-        assert events.find(conn, "shop", other.event_id) is None
+        assert story.find(conn, "shop", event.event_id) is not None
+        assert story.find(conn, "shop", other.event_id) is None
 
 
 def test_a_server_that_is_away_is_told_in_time(away: Database) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from madeira.states import ErrorCode, FailureClass, Outcome
-from madeira.store import dead_letters, events, replay
+from madeira.store import dead_letters, replay, routing
 from madeira.store.dead_letters import Place
 from madeira.store.selection import Selection
 from tests.store import making
@@ -117,7 +117,7 @@ def test_an_item_says_what_failed_since_when_and_how_often(conn: Connection) -> 
 def test_what_was_born_dead_failed_when_it_died(conn: Connection) -> None:
     """Nothing was attempted, and yet it is shown with its times."""
     plan = [making.PlannedDelivery("b", "b", (), FailureClass.TEMPLATE, "template: no such field", ErrorCode.TEMPLATE)]
-    events.route(conn, [(making.accept(conn), plan)])
+    routing.route(conn, [(making.accept(conn), plan)])
     [item] = walked(conn, Selection())
     assert (item["attempt"], item["error_code"]) == (0, "template")
     assert item["first_failed_at"] == item["last_failed_at"] == item["died_at"]

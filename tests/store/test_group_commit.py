@@ -10,7 +10,7 @@ import pytest
 
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, NewEvent
-from madeira.store import events
+from madeira.store import events, story
 from madeira.store.database import Database
 from madeira.store.deliveries import settle
 from madeira.store.group_commit import GroupCommit
@@ -241,7 +241,7 @@ def test_without_tables_the_remedy_is_told(empty_database_url: str) -> None:
         with pytest.raises(StoreUnavailable, match="madeira migrate"):
             commits.submit(new_event(), 5)
         with pytest.raises(StoreUnavailable, match="madeira migrate"), database.connection() as conn:
-            events.find(conn, "shop", "none")
+            story.find(conn, "shop", "none")
         migrate(empty_database_url)
         until(lambda: database.trouble() is None)
         assert not commits.submit(new_event(), 5).duplicate

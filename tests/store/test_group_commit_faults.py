@@ -7,8 +7,9 @@ import pytest
 from madeira.errors import StoreUnavailable
 from madeira.records import Accepted, Claimed, NewEvent
 from madeira.store import events
+from madeira.store.claims import ClaimRequest, claim
 from madeira.store.database import Database
-from madeira.store.deliveries import ClaimRequest, SettleRequest, claim, settle
+from madeira.store.deliveries import SettleRequest, settle
 from madeira.store.group_commit import _Lost, _Waiter
 from tests.servers import OwnPostgres
 from tests.store.grouping import APPLICATION, Caller, Gate, Groups, Run, submit

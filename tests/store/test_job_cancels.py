@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from madeira.records import DeliveryRef, PlannedDelivery
-from madeira.store import events
+from madeira.store import routing
 from madeira.store.job_steps import Step
 from tests.store import making
 from tests.store.stepping import CANCEL, REROUTE, born_dead, dead, kill, made, numbers, shown, steps, unrouted
@@ -57,7 +57,7 @@ def test_a_cancel_leaves_alone_what_was_accepted_after_it_was_made(conn: Connect
 def test_a_cancel_meets_what_is_routed_before_it_comes_to_it(conn: Connection) -> None:
     seq = making.accept(conn)
     job = made(conn, CANCEL)
-    [ref] = events.route(conn, [(seq, [PlannedDelivery("a", "a")])])[0].refs
+    [ref] = routing.route(conn, [(seq, [PlannedDelivery("a", "a")])])[0].refs
     steps(conn, job)
     assert making.delivery(conn, ref.delivery_id)["status"] == "cancelled"
     assert numbers(conn, job) == (1, 1, 0, 0, 0, 0)
@@ -85,7 +85,7 @@ def test_a_reroute_takes_what_found_no_route_and_what_was_born_dead(conn: Connec
     assert making.event(conn, seq)["status"] == making.event(conn, born.seq)["status"] == "pending"
     assert making.event(conn, attempted.seq)["status"] == "dead"
     assert numbers(conn, job) == (2, 2, 0, 0, 0, 0)
-    assert events.route(conn, [(born.seq, [PlannedDelivery("a", "a")])])[0].refs
+    assert routing.route(conn, [(born.seq, [PlannedDelivery("a", "a")])])[0].refs
     assert making.counts_agree(conn)
 
 

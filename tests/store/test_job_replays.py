@@ -8,7 +8,7 @@ import pytest
 
 from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
-from madeira.store import cancelling, configuration, events, job_work, jobs
+from madeira.store import cancelling, configuration, job_work, jobs, routing
 from madeira.store.job_steps import Step, step
 from madeira.store.jobs import NewJob
 from madeira.store.selection import Selection
@@ -126,7 +126,7 @@ def test_what_is_dead_of_an_event_that_is_being_routed_again_is_left_alone(conn:
     """Its state is for its routing to say."""
     seq = making.accept(conn)
     born = PlannedDelivery("b", "b", failure_class=FailureClass.TEMPLATE, last_error="template: no")
-    [ref] = events.route(conn, [(seq, [PlannedDelivery("a", "a"), born])])[0].refs
+    [ref] = routing.route(conn, [(seq, [PlannedDelivery("a", "a"), born])])[0].refs
     kill(conn, ref)
     steps(conn, made(conn, REROUTE))
     assert making.event(conn, seq)["status"] == "pending"

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery, Refused
-from madeira.store import cancelling, events, ordering, replay
-from madeira.store.deliveries import ClaimRequest, claim
+from madeira.store import cancelling, ordering, replay, routing
+from madeira.store.claims import ClaimRequest, claim
 from tests.store.making import (
     RETRY,
     SUCCESS,
@@ -103,14 +103,14 @@ def test_a_whole_key_goes_in_the_order_of_acceptance_whatever_the_order_of_routi
 
 def reroute(conn: Connection, seq: int) -> None:
     """An event that found no route is to be routed again."""
-    events.route(conn, [(seq, [])])
+    routing.route(conn, [(seq, [])])
     row = event(conn, seq)
     assert replay.reroute(conn, row["source"], row["event_id"], "ann", "mended")
 
 
 def unroutable(conn: Connection, seq: int) -> None:
     for _ in range(10):
-        events.count_route_failure(conn, seq)
+        routing.count_route_failure(conn, seq)
 
 
 def has_come_due(conn: Connection, seq: int) -> None:
@@ -157,7 +157,7 @@ def test_a_delivery_waits_for_the_routing_of_what_came_before(
     answer = refused(conn, ref)
     assert (answer.reason, answer.first) == ("unrouted", None)
     assert 0.1 <= answer.delay_s <= 1.0
-    events.route(conn, [(earlier, [PlannedDelivery("b", "b")])])
+    routing.route(conn, [(earlier, [PlannedDelivery("b", "b")])])
     assert may_go(conn, ref)
 
 

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from madeira.states import Outcome
-from madeira.store import erase, events, parts
+from madeira.store import erase, parts, story
 from madeira.store.database import Database
 from madeira.store.deliveries import settle
 from tests.store import making
@@ -161,7 +161,7 @@ def test_what_is_erased_while_a_part_is_copied_is_erased_in_the_copy(conn: Conne
         pass
     assert erase.erase(conn, event.source, "private", "t", "asked for")
     assert removal.finish(conn)
-    found = events.find(conn, event.source, "private")
+    found = story.find(conn, event.source, "private")
     assert found is not None
     [attempt] = found["deliveries"][0]["attempts"]
     assert (attempt["excerpt"], attempt["url"]) == (None, "http://receiver.test")

@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from madeira.records import PlannedDelivery
+from madeira.records import Claimed, NewEvent, PlannedDelivery
 from madeira.store import (
     cancelling,
+    claims,
     dead_letters,
     deliveries,
     endpoints,
@@ -24,6 +25,8 @@ from madeira.store import (
     overview,
     reconcile,
     replay,
+    routing,
+    story,
     timeline,
 )
 from madeira.store import database as store
@@ -49,14 +52,14 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     accepted = events.insert(conn, [event])[0]
     events.insert(conn, [event])
     note("insert")
-    events.routable(conn, [accepted.seq])
+    routing.routable(conn, [accepted.seq])
     plan = [(accepted.seq, [PlannedDelivery("a", "a")])]
-    ref = events.route(conn, plan)[0].refs[0]
+    ref = routing.route(conn, plan)[0].refs[0]
     note("route")
-    events.route(conn, plan)
+    routing.route(conn, plan)
     note("route again")
     held = making.claimed(conn, ref)
-    deliveries.claim(conn, [deliveries.ClaimRequest(ref.delivery_id, making.token(), 40.0)])
+    claims.claim(conn, [claims.ClaimRequest(ref.delivery_id, making.token(), 40.0)])
     note("claim")
     verdict = making.verdict(held, making.GIVE_UP)
     deliveries.settle(conn, [verdict])
@@ -65,12 +68,12 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
     deliveries.unnotified(conn, [ref.delivery_id])
     deliveries.mark_notified(conn, [ref.delivery_id])
     note("notify")
-    events.find(conn, event.source, event.event_id)
-    events.find_trace(conn, event.event_id)
+    story.find(conn, event.source, event.event_id)
+    story.find_trace(conn, event.event_id)
     note("find")
     what_a_person_does(conn, ref.delivery_id, event, note)
     other = making.new_event()
-    events.route(conn, [(events.insert(conn, [other])[0].seq, [PlannedDelivery("a", "a")])])
+    routing.route(conn, [(events.insert(conn, [other])[0].seq, [PlannedDelivery("a", "a")])])
     cancelling.cancel(conn, other.source, other.event_id, "a person", "a test")
     note("cancel")
     one_key(conn, note)
@@ -92,7 +95,7 @@ def one_life(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> No
         note(f"a page of what is {kind}")
 
 
-def what_a_person_does(conn: "psycopg.Connection[Any]", dead: int, event: events.NewEvent, note: Callable[[str], None]) -> None:
+def what_a_person_does(conn: "psycopg.Connection[Any]", dead: int, event: NewEvent, note: Callable[[str], None]) -> None:
     """Look at a dead letter, send it again, and erase what became of it."""
     dead_letters.find(conn, dead)
     note("a dead letter")
@@ -111,13 +114,13 @@ def one_key(conn: "psycopg.Connection[Any]", note: Callable[[str], None]) -> Non
     key = making.token()
     plan = [PlannedDelivery("a", "a", ordering_key=key)]
     seqs = [accepted.seq for accepted in events.insert(conn, [making.new_event() for _ in range(3)])]
-    refs = [ref for result in events.route(conn, [(seq, plan) for seq in seqs]) for ref in result.refs]
+    refs = [ref for result in routing.route(conn, [(seq, plan) for seq in seqs]) for ref in result.refs]
     note("before the order")
     ordering.leading(conn, refs)
     note("leading")
     held = making.claimed(conn, refs[0])
     note("claim in order")
-    deliveries.claim(conn, [deliveries.ClaimRequest(refs[1].delivery_id, making.token(), 40.0)])
+    claims.claim(conn, [claims.ClaimRequest(refs[1].delivery_id, making.token(), 40.0)])
     note("claim refused by order")
     deliveries.settle(conn, [making.verdict(held)])
     note("settle in order")
@@ -165,12 +168,12 @@ def grow(conn: "psycopg.Connection[Any]") -> None:
     for _ in range(BACKLOG // 500):
         events.insert(conn, [making.new_event(deliver_at=later) for _ in range(500)])
         keyed = events.insert(conn, [making.new_event() for _ in range(50)])
-        events.route(conn, [(a.seq, IN_ORDER) for a in keyed])
+        routing.route(conn, [(a.seq, IN_ORDER) for a in keyed])
         accepted = events.insert(conn, [making.new_event() for _ in range(50)])
-        made = events.route(conn, [(a.seq, ENDPOINTS) for a in accepted])
-        wishes = [deliveries.ClaimRequest(ref.delivery_id, making.token(), 40.0) for result in made for ref in result.refs]
-        held = deliveries.claim(conn, wishes)
-        deliveries.settle(conn, [making.verdict(claim, making.RETRY) for claim in held if isinstance(claim, deliveries.Claimed)])
+        made = routing.route(conn, [(a.seq, ENDPOINTS) for a in accepted])
+        wishes = [claims.ClaimRequest(ref.delivery_id, making.token(), 40.0) for result in made for ref in result.refs]
+        held = claims.claim(conn, wishes)
+        deliveries.settle(conn, [making.verdict(claim, making.RETRY) for claim in held if isinstance(claim, Claimed)])
 
 
 def test_what_concerns_one_event_or_one_page_reads_a_few_rows_whatever_the_backlog(conn: "psycopg.Connection[Any]") -> None:

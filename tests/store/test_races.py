@@ -10,9 +10,10 @@ import pytest
 from madeira.errors import IllegalTransition
 from madeira.records import Claimed, DeliveryRef, PlannedDelivery
 from madeira.states import EventStatus
-from madeira.store import cancelling, events
+from madeira.store import cancelling, events, routing
+from madeira.store.claims import ClaimRequest, claim
 from madeira.store.database import Database
-from madeira.store.deliveries import ClaimRequest, claim, settle
+from madeira.store.deliveries import settle
 from tests.store.making import (
     GIVE_UP,
     RETRY,
@@ -37,7 +38,7 @@ def route_all(conn: Connection, n: int, endpoints: tuple[str, ...]) -> list[list
     """Accept and route `n` events; the deliveries of each."""
     seqs = [a.seq for a in events.insert(conn, [new_event() for _ in range(n)])]
     plan = [PlannedDelivery(endpoint, endpoint) for endpoint in endpoints]
-    return [result.refs for result in events.route(conn, [(seq, plan) for seq in seqs])]
+    return [result.refs for result in routing.route(conn, [(seq, plan) for seq in seqs])]
 
 
 def claim_all(conn: Connection, refs: list[DeliveryRef]) -> list[Claimed]:
@@ -118,7 +119,7 @@ def test_a_cancel_that_meets_a_claim_is_never_overlooked(several: list[Connectio
     for _ in range(ROUNDS):
         event = new_event()
         seq = events.insert(conn, [event])[0].seq
-        [ref] = events.route(conn, [(seq, [PlannedDelivery("a", "a")])])[0].refs
+        [ref] = routing.route(conn, [(seq, [PlannedDelivery("a", "a")])])[0].refs
         results = good(
             at_once(
                 partial(claim, worker, [ClaimRequest(ref.delivery_id, token(), 40.0)]),
@@ -143,7 +144,7 @@ def test_a_cancel_that_meets_a_settle_leaves_right_counts(several: list[Connecti
     for _ in range(ROUNDS):
         event = new_event()
         seq = events.insert(conn, [event])[0].seq
-        refs = events.route(conn, [(seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])])[0].refs
+        refs = routing.route(conn, [(seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])])[0].refs
         request = verdict(claimed(conn, refs[0]), random.choice([SUCCESS, RETRY, GIVE_UP]))
         good(
             at_once(
@@ -186,7 +187,7 @@ def test_routers_that_meet_make_one_set_of_deliveries(several: list[Connection],
         plans = [
             [(seq, [PlannedDelivery(f"{name}{i}", name) for i in range(3)]) for seq in random.sample(seqs, 16)] for name in "wxyz"
         ]
-        results = good(at_once(*(partial(events.route, c, plan) for c, plan in zip(several, plans, strict=True))))
+        results = good(at_once(*(partial(routing.route, c, plan) for c, plan in zip(several, plans, strict=True))))
         decided = Counter(r.seq for group in results for r in group if r.status == EventStatus.DELIVERING)
         assert decided == dict.fromkeys(seqs, 1)
     assert conn.execute("SELECT count(*) FROM delivery GROUP BY event_seq HAVING count(*) <> 3").fetchall() == []
@@ -201,7 +202,7 @@ def test_a_cancel_that_meets_the_routing(several: list[Connection], conn: Connec
         plan = [(seq, [PlannedDelivery("a", "a"), PlannedDelivery("b", "b")])]
         good(
             at_once(
-                partial(events.route, several[0], plan),
+                partial(routing.route, several[0], plan),
                 partial(cancelling.cancel, several[1], "shop", event.event_id, "ann", None),
             )
         )
@@ -214,7 +215,7 @@ def test_everything_at_once_keeps_the_books(several: list[Connection], conn: Con
     group = [new_event() for _ in range(30)]
     seqs = [a.seq for a in events.insert(conn, group)]
     plan = [PlannedDelivery(endpoint, endpoint) for endpoint in "abc"]
-    refs = [ref for r in events.route(conn, [(seq, plan) for seq in seqs]) for ref in r.refs]
+    refs = [ref for r in routing.route(conn, [(seq, plan) for seq in seqs]) for ref in r.refs]
 
     def work(c: Connection) -> None:
         for _ in range(12):

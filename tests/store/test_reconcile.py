@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from madeira.records import DeliveryRef
-from madeira.store import cancelling, events, reconcile
+from madeira.store import cancelling, events, reconcile, routing
 from tests.store.making import (
     GIVE_UP,
     RETRY,
@@ -45,7 +45,7 @@ def test_unrouted_events_are_read_page_by_page(conn: Connection) -> None:
     assert [seq for seq, _ in reconcile.unrouted(conn, later, 2)] == [last]
     assert reconcile.unrouted(conn, 0, 10, older_than_s=5) == []
     assert reconcile.finished_events_among(conn, [now, later, last, 10**12]) == {10**12}
-    events.route(conn, [(now, [])])
+    routing.route(conn, [(now, [])])
     assert reconcile.finished_events_among(conn, [now, last]) == {now}
 
 

@@ -8,7 +8,21 @@ import pytest
 from madeira.errors import IllegalTransition
 from madeira.records import DeliveryRef, PlannedDelivery
 from madeira.states import EventStatus
-from madeira.store import audit, cancelling, erase, events, jobs, listing, parts, replay, retention, rollups
+from madeira.store import (
+    audit,
+    cancelling,
+    erase,
+    events,
+    jobs,
+    listing,
+    parts,
+    replay,
+    retention,
+    rollups,
+    routing,
+    story,
+    tombstones,
+)
 from madeira.store.deliveries import mark_notified
 from madeira.store.jobs import NewJob
 from madeira.store.retention import Ages
@@ -82,7 +96,7 @@ def test_an_id_that_is_gone_is_a_duplicate_until_its_tombstone_goes(conn: Connec
     """The same bytes are told their end, other ones a conflict; after the window it is a new event."""
     event = new_event(event_id="once")
     [first] = events.insert(conn, [event])
-    [ref] = events.route(conn, [(first.seq, [PlannedDelivery("a", "a")])])[0].refs
+    [ref] = routing.route(conn, [(first.seq, [PlannedDelivery("a", "a")])])[0].refs
     settled(conn, claimed(conn, ref))
     age(conn)
     assert removed(conn) == {"succeeded": 1}
@@ -141,8 +155,8 @@ def test_an_event_stays_for_a_while_after_its_tombstone(conn: Connection) -> Non
     assert left(conn) == {"one"}
     assert (retention.waits_s(conn) or 0) > retention.WAIT.total_seconds() - 10
     # Both are there now: the event is what counts, and it is buried once.
-    assert events.find(conn, "shop", "one") is not None
-    assert retention.gone(conn, "one") == []
+    assert story.find(conn, "shop", "one") is not None
+    assert tombstones.find_trace(conn, "one") == []
     conn.execute("UPDATE retention_walk SET after = 0")
     assert retention.bury(conn, ALL).done == 0
 
@@ -217,7 +231,7 @@ def test_payloads_go_before_their_events_and_dead_letters_keep_theirs(conn: Conn
     """The same bytes are a duplicate still; it is told that time took the payload, and it cannot be sent again."""
     event = new_event(event_id="good", parameters='{"a": 1}')
     [accepted] = events.insert(conn, [event])
-    [ref] = events.route(conn, [(accepted.seq, [PlannedDelivery("a", "a", body='{"made": true}')])])[0].refs
+    [ref] = routing.route(conn, [(accepted.seq, [PlannedDelivery("a", "a", body='{"made": true}')])])[0].refs
     settled(conn, claimed(conn, ref))
     ended(conn, "bad", GIVE_UP)
     routed(conn, event_id="waiting")
@@ -229,7 +243,7 @@ def test_payloads_go_before_their_events_and_dead_letters_keep_theirs(conn: Conn
     assert retention.strip(conn, ages).done == 1
     assert removed(conn, ages) == {}
 
-    found = events.find(conn, "shop", "good")
+    found = story.find(conn, "shop", "good")
     assert found is not None
     assert (found["payload"], found["parameters"], found["erased_by"]) == ("null", None, "retention")
     assert making.delivery(conn, ref.delivery_id)["body"] is None
@@ -237,7 +251,7 @@ def test_payloads_go_before_their_events_and_dead_letters_keep_theirs(conn: Conn
     with pytest.raises(IllegalTransition, match="payload"):
         replay.replay(conn, "shop", "good", "t", "t", force=True)
     for kept in ("bad", "waiting"):
-        other = events.find(conn, "shop", kept)
+        other = story.find(conn, "shop", kept)
         assert other is not None
         assert (other["payload"], other["erased_at"]) == ('{"n": 1}', None)
     replay.replay(conn, "shop", "bad", "t", "t")
@@ -251,7 +265,7 @@ def test_a_person_may_erase_the_rest_of_what_time_has_begun(conn: Connection) ->
     done = erase.erase(conn, "shop", "good", "t", "asked for")
     assert done is not None
     assert done.attempts == 1
-    found = events.find(conn, "shop", "good")
+    found = story.find(conn, "shop", "good")
     assert found is not None
     assert found["erased_by"] == "person"
     assert found["deliveries"][0]["attempts"][0]["excerpt"] is None
@@ -311,6 +325,6 @@ def test_a_list_no_longer_shows_what_is_gone_and_a_trace_says_that_it_was(conn: 
     removed(conn)
     assert listing.page(conn, listing.Wanted(), limit=10).events == []
     for identifier in ("good", "trace-good"):
-        [gone] = retention.gone(conn, identifier)
+        [gone] = tombstones.find_trace(conn, identifier)
         assert (gone["event_id"], gone["status"]) == ("good", "succeeded")
         assert gone["removed_at"] > gone["ended_at"] >= gone["created_at"]

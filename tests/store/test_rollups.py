@@ -10,7 +10,7 @@ import pytest
 
 from madeira.records import DeliveryRef
 from madeira.states import Outcome
-from madeira.store import cancelling, events, replay, rollups
+from madeira.store import cancelling, replay, rollups, routing
 from madeira.store.database import Database
 from madeira.store.rollups import Numbers, Point, Range, Span
 from tests.store import making
@@ -81,7 +81,7 @@ def script(conn: Connection) -> None:
     accept(conn, source="bank", event_id=cancelled.event_id)
     row = conn.execute("SELECT seq FROM event WHERE event_id = %s", (cancelled.event_id,)).fetchone()
     assert row is not None
-    events.route(conn, [(row[0], [making.PlannedDelivery("a", "a", ("some route",))])])
+    routing.route(conn, [(row[0], [making.PlannedDelivery("a", "a", ("some route",))])])
     cancelling.cancel(conn, "bank", cancelled.event_id, "ann", None)
 
 
@@ -216,7 +216,7 @@ def test_deaths_at_birth_and_cancelled_dead_letters_are_counted(conn: Connection
     """The first has no attempt; the second dies once and is cancelled once, and its retries count once."""
     seq = accept(conn)
     dead = making.PlannedDelivery("born", "born", ("r",), failure_class="template", last_error="no such field")
-    events.route(conn, [(seq, [dead])])
+    routing.route(conn, [(seq, [dead])])
     [ref] = routed(conn, ["later"])
     settled(conn, claimed(conn, ref), GIVE_UP)
     with conn.transaction():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from madeira.errors import SelectionInvalid
 from madeira.records import PlannedDelivery
 from madeira.states import ErrorCode, FailureClass
-from madeira.store import events, replay
+from madeira.store import replay, routing
 from madeira.store.selection import MAX_DELIVERY_IDS, MAX_EVENT_IDS, Selection, conditions, from_document
 from tests.store import making
 from tests.store.making import Connection, died
@@ -29,7 +29,7 @@ def cast(conn: Connection) -> Connection:
         died(conn, "Three", "a", "dns", "No such Host: 100%_sure", source="other", event_type="orders"),
     ]
     plan = [PlannedDelivery("b", "b", (), FailureClass.TEMPLATE, "template: no such field", ErrorCode.TEMPLATE)]
-    ids += [ref.delivery_id for ref in events.route(conn, [(making.accept(conn, event_id="four"), plan)])[0].dead]
+    ids += [ref.delivery_id for ref in routing.route(conn, [(making.accept(conn, event_id="four"), plan)])[0].dead]
     for n, delivery_id in enumerate(ids):
         conn.execute("UPDATE delivery SET died_at = %s WHERE id = %s", (BASE + timedelta(minutes=n), delivery_id))
     [waiting] = making.routed(conn, ("a",), event_id="five")

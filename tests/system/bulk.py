@@ -16,8 +16,9 @@ import redis
 
 from madeira.broker.queues import DELIVER, Queues, delivery_key, ensure_delivery
 from madeira.records import Accepted, Claimed, DeliveryRef, PlannedDelivery, Refused
-from madeira.store import events
-from madeira.store.deliveries import ClaimRequest, claim, settle
+from madeira.store import events, routing
+from madeira.store.claims import ClaimRequest, claim
+from madeira.store.deliveries import settle
 from tests.receiver import Receiver
 from tests.servers import with_database
 from tests.store import making
@@ -81,7 +82,7 @@ class Bulk:
     def _routed(self, count: int, endpoints: Sequence[str], payload: str) -> list[DeliveryRef]:
         plan = [PlannedDelivery(endpoint, endpoint, (endpoint,)) for endpoint in endpoints]
         accepted = self.accept(count, f"{endpoints[0]}.x", payload)
-        return [ref for result in events.route(self.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
+        return [ref for result in routing.route(self.conn, [(a.seq, plan) for a in accepted]) for ref in result.refs]
 
     def call_off(self, endpoint: str) -> None:
         """End what waits for `endpoint`, so that the next test has the system for itself."""

@@ -1,8 +1,6 @@
 """Processes that are started before the tables are there: every line says what to do, and they go on once it is done."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,9 @@ import pytest
 
 from madeira.store.migrate import migrate
 from madeira.store.schema import NO_TABLES
+from tests import terminal
 from tests.receiver import Receiver
-from tests.system.harness import ROOT, Madeira, Process, running, toml, wait_until
+from tests.system.harness import Madeira, Process, running, toml, wait_until
 
 ADMIN = {"Authorization": "Bearer the-token-of-the-tests"}
 
@@ -29,9 +28,7 @@ def trouble_of(line: Mapping[str, Any]) -> str | None:
 
 def asked(madeira: Madeira, *arguments: str) -> str:
     """What the terminal shows in place of an answer."""
-    command = [sys.executable, "-m", "madeira.cli", *arguments]
-    done = subprocess.run(command, env=madeira.env, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = terminal.run(madeira.env, *arguments, code=1)
     return (done.stdout + done.stderr).strip()
 
 

@@ -18,8 +18,9 @@ from tests.receiver import Answer
 from tests.system import crash, hosts
 from tests.system.crash import Claim, Fault
 from tests.system.harness import threading_wait
-from tests.system.hosts import API_PORT, METRICS_PORT, Senders, Site
+from tests.system.hosts import API_PORT, METRICS_PORT, Site
 from tests.system.network import Host, impossible, network
+from tests.system.senders import ORDERED_RATE, RATE, SENDER_PATIENCE_S, Senders
 
 pytestmark = [
     pytest.mark.long,
@@ -54,9 +55,7 @@ def test_hosts_that_are_cut_off_and_a_redis_that_fails_over_lose_nothing_and_dou
             site.stay(3)
             for phase in PHASES:
                 phase(site, senders, faults, told)
-                backlog = site.wait(
-                    lambda: site.madeira.unfinished() < 2 * (hosts.RATE + hosts.ORDERED_RATE), 240, "the backlog's end"
-                )
+                backlog = site.wait(lambda: site.madeira.unfinished() < 2 * (RATE + ORDERED_RATE), 240, "the backlog's end")
                 told.append(f"    the backlog was gone {backlog:.1f} s after that")
         except BaseException:
             print(site.madeira.rows(WAITING))
@@ -126,7 +125,7 @@ def door_without_redis(site: Site, senders: Senders, faults: list[Fault], told: 
     status, took = site.ready(door.address)
     until = time.time()
     # Whoever posted last has heard of it by then.
-    threading_wait(hosts.SENDER_PATIENCE_S)
+    threading_wait(SENDER_PATIENCE_S)
     site.net.heal()
     assert (status, took < 3) == (200, True)
     report = heard("a door without Redis", senders, door, at, until, told)
@@ -142,7 +141,7 @@ def door_without_postgres(site: Site, senders: Senders, faults: list[Fault], tol
     status, took = site.ready(door.address)
     until = time.time()
     # Whoever posted last has heard of it by then.
-    threading_wait(hosts.SENDER_PATIENCE_S)
+    threading_wait(SENDER_PATIENCE_S)
     site.net.heal()
     assert (status, took < 3) == (503, True)
     report = heard("a door without Postgres", senders, door, at, until, told)

@@ -6,8 +6,6 @@ import email.utils
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests import terminal
 from tests.receiver import Answer, Call, Gate, Receiver
 from tests.system.bulk import Site, site
 from tests.system.conftest import Launch
-from tests.system.harness import ROOT, TOKEN, Madeira, wait_until
+from tests.system.harness import TOKEN, Madeira, wait_until
 
 #: Seconds within which what a person does counts everywhere.
 AT_ONCE_S = 1.0
@@ -99,9 +98,7 @@ def waits(madeira: Madeira, event_id: str) -> dict[str, Any]:
 
 def cli(madeira: Madeira, *args: str) -> Any:
     """Run a command of the terminal; what it printed as JSON."""
-    command = [sys.executable, "-m", "madeira.cli", *args, "--json"]
-    done = subprocess.run(command, env=madeira.env, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(terminal.run(madeira.env, *args, "--json").stdout)
 
 
 def ids(calls: list[Call]) -> list[str]:

@@ -87,6 +87,16 @@ def reason(given: Any) -> str:
     return reasons.check(_text(given))
 
 
+def reason_if_any(values: Mapping[str, Any], errors: list[FieldError]) -> str | None:
+    """The reason among `values`, if there is one; what is wrong with it is added to `errors`."""
+    given = values.get("reason")
+    try:
+        return None if given is None else reason(given)
+    except ValueError as e:
+        errors.append(FieldError("reason", str(e)))
+        return None
+
+
 def needed_reason(given: Any) -> str:
     """The reason of an action that somebody will ask for.
 

@@ -86,12 +86,7 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
         errors.append(FieldError("role", f"must be one of {', '.join(Role)}"))
     if expires is not None and not _is_life(expires):
         errors.append(FieldError("expires_in", f"must be a number of seconds from 1 to {store.MAX_EXPIRES_S:.0f}, or null"))
-    why = values.get("reason")
-    try:
-        if why is not None:
-            bodies.reason(why)
-    except ValueError as e:
-        errors.append(FieldError("reason", str(e)))
+    why = bodies.reason_if_any(values, errors)
     if errors:
         raise problems.invalid(errors)
     return {"name": name, "role": Role(str(role)), "expires_s": expires, "why": why}

@@ -10,7 +10,7 @@ from madeira.api import problems, query, validation
 from madeira.api.admin import bodies
 from madeira.api.answers import jsonable
 from madeira.api.auth import Authenticator
-from madeira.api.problems import FieldError, Problem
+from madeira.api.problems import Problem
 from madeira.egress import Egress
 from madeira.errors import NotThere
 from madeira.ids import NAME
@@ -54,12 +54,7 @@ class TestCall:
     def _asked(self, document: Document) -> tuple[Trial, str | None]:
         """What is to be sent, checked as an event is, and the reason."""
         errors = bodies.unknown(document.values, FIELDS, "a test call")
-        why = document.values.get("reason")
-        try:
-            if why is not None:
-                bodies.reason(why)
-        except ValueError as e:
-            errors.append(FieldError("reason", str(e)))
+        why = bodies.reason_if_any(document.values, errors)
         if errors:
             raise problems.invalid(errors)
         values = {"event_type": trial.EVENT_TYPE, "payload": None} | _without_reason(document.values)
