@@ -97,10 +97,17 @@ _MAKES_PARTS: Final = """
 
 _SCHEMA: Final = "SELECT current_schema()"
 
+#: Where the session looks for tables, who said so, in which database, and whether that leads to any schema.
+_PATH: Final = """
+    SELECT setting, reset_val, source, current_database(), current_schema() IS NULL FROM pg_settings WHERE name = 'search_path'
+"""
+
+#: NULL where there is no such schema.
+_MAY_USE_PUBLIC: Final = "SELECT has_schema_privilege(to_regnamespace('public'), 'USAGE')"
+
 #: Where the record of what was applied is, if it is there and its plain name does not lead to it.
 _ELSEWHERE: Final = """
-    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'), current_setting('search_path'),
-        (SELECT reset_val FROM pg_settings WHERE name = 'search_path'),
+    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'),
         -- Where the other tables are, if that record has left them.
         (SELECT o.nspname FROM pg_class d JOIN pg_namespace o ON o.oid = d.relnamespace
          WHERE d.oid = to_regclass('delivery')
@@ -235,7 +242,9 @@ def denied(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
 
 def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
     """Why the session of `conn` does not see tables that are there, if that is so: they seem to be missing then."""
-    for schema, may, path, began_with, home in conn.execute(_ELSEWHERE):
+    ((path, began_with, _, _, is_nowhere),) = conn.execute(_PATH)
+    shown = "empty" if path in _EMPTY else path
+    for schema, may, home in conn.execute(_ELSEWHERE):
         role, quoted = _quoted(conn.info.user), _quoted(schema)
         if home:
             yield _moved("schema_migration", schema, home)
@@ -246,8 +255,13 @@ def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
         if path in _EMPTY and began_with not in _EMPTY:
             yield Fault("this session finds no tables", search_path.SPOILT)
             return
-        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path or 'empty'})"
+        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {shown})"
         yield Fault(what, _look_in(conn, schema))
+        return
+    if is_nowhere:
+        what = f"the role {conn.info.user} finds and makes tables in no schema (search_path: {shown})"
+        yield Fault(what, _how_to_have_a_schema(conn))
+        return
     yield from _misplaced(conn)
 
 
@@ -272,9 +286,24 @@ def _moved(table: str, schema: str, home: str) -> Fault:
     return Fault(what, f"ALTER TABLE {_quoted(schema)}.{_quoted(table)} SET SCHEMA {_quoted(home)}")
 
 
-def _look_in(conn: "psycopg.Connection[Any]", schema: str) -> str:
+def _how_to_have_a_schema(conn: "psycopg.Connection[Any]") -> str:
     role = _quoted(conn.info.user)
-    return f"ALTER ROLE {role} SET search_path = {_quoted(schema)}; a pooler has to connect anew then (docs/operations.md)"
+    ((may_use_public,),) = conn.execute(_MAY_USE_PUBLIC)
+    if may_use_public is None:
+        return f"CREATE SCHEMA {role} AUTHORIZATION {role}; {_look_in(conn, conn.info.user)}"
+    grant = "" if may_use_public else f"GRANT USAGE, CREATE ON SCHEMA public TO {role}; "
+    return grant + _look_in(conn, "public")
+
+
+def _look_in(conn: "psycopg.Connection[Any]", schema: str) -> str:
+    ((_, _, source, database, _),) = conn.execute(_PATH)
+    role, quoted = _quoted(conn.info.user), _quoted(schema)
+    if source == "client":
+        # It wins over whatever stands in the server.
+        return f"name {schema} in the search_path that MADEIRA_DATABASE_URL (options) or PGOPTIONS asks for, or ask for none"
+    # Of all that the server keeps, what is said of a role in a database wins.
+    set_path = f"ALTER ROLE {role} IN DATABASE {_quoted(database)} SET search_path = {quoted}"
+    return f"{set_path}; a pooler has to connect anew then (docs/operations.md)"
 
 
 def _found(conn: "psycopg.Connection[Any]") -> Iterator[tuple[Thing, bool]]:

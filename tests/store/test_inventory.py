@@ -217,7 +217,7 @@ def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection,
     conn.execute("SELECT set_config('search_path', '', false)")
     assert "pg_dump" in only(inventory.elsewhere(conn)).remedy
     with psycopg.connect(database_url, options="-c search_path=") as c:
-        assert "ALTER ROLE" in only(inventory.elsewhere(c)).remedy, "no pooler has done that: the session began so"
+        assert "options" in only(inventory.elsewhere(c)).remedy, "no pooler has done that, and no ALTER ROLE undoes it"
     conn.execute("SET search_path = nowhere")
     found = only(inventory.elsewhere(conn))
     assert "in the schema public, where this session does not look (search_path: nowhere)" in found.what
@@ -228,6 +228,23 @@ def test_tables_that_a_session_does_not_see_are_told_as_hidden(conn: Connection,
     assert list(inventory.elsewhere(guest)) == []
     conn.execute("DROP TABLE schema_migration")
     assert list(inventory.elsewhere(conn)) == []
+
+
+@pytest.mark.direct
+@pytest.mark.parametrize("said_of", ["ROLE {role}", "DATABASE {database}", "ROLE {role} IN DATABASE {database}"])
+def test_a_path_that_leads_nowhere_is_mended_by_the_remedy_whoever_set_it(
+    conn: Connection, guest: Connection, database_url: str, said_of: str
+) -> None:
+    """What is said of the role in the database wins over all else that the server keeps."""
+    of = said_of.format(role='"a guest"', database=conn.info.dbname)
+    conn.execute(f"ALTER {of} SET search_path = ''".encode())
+    as_guest = conninfo.make_conninfo(database_url, user="a guest", password="x")
+    with psycopg.connect(as_guest) as c:
+        found = only(inventory.elsewhere(c))
+    assert "where this session does not look (search_path: empty)" in found.what
+    conn.execute(found.remedy.partition("; ")[0].encode())
+    with psycopg.connect(as_guest) as c:
+        assert list(inventory.elsewhere(c)) == []
 
 
 @pytest.mark.direct
@@ -271,7 +288,7 @@ def test_a_table_that_another_one_of_its_name_hides_is_told_as_hidden(conn: Conn
     statement, _, _ = found.remedy.partition("; ")
     with conn.transaction(force_rollback=True):
         conn.execute(statement.encode())
-        role = conn.execute("SELECT setconfig FROM pg_db_role_setting WHERE setrole = current_user::regrole AND setdatabase = 0")
+        role = conn.execute("SELECT setconfig FROM pg_db_role_setting WHERE setrole = current_user::regrole AND setdatabase <> 0")
         assert "search_path=public" in role.fetchone()[0]
     conn.execute("SET search_path = public")
     assert list(inventory.elsewhere(conn)) == []
