@@ -291,6 +291,7 @@ class Faults:
                 self.fires("MadeiraDeadLettersGrow", endpoint="broken")
                 self.fires("MadeiraSuccessLow", endpoint="broken")
                 self.fires("MadeiraBreakerOpen", endpoint="dying")
+                self.fires("MadeiraNothingEnds", endpoint="dying")
                 self.fires("MadeiraRetriesRise", endpoint="limp")
 
     def a_sender_errs(self) -> None:
