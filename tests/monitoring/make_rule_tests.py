@@ -256,6 +256,15 @@ CASES = [
     Case("MadeiraNumbersMissing", "no alert goes by it", "20m", UP_BOTH | lacks("deliveries_waiting", "1x30")),
     Case("MadeiraNumbersMissing", "for a store is away", "20m", store("redis", "0x30") | lacks("workers", "1x30")),
     Case(
+        "MadeiraNumbersInMemory",
+        "of two worker processes",
+        "10m",
+        {f"madeira_numbers_in_memory{{{WORKER}}}": "0 2x20", f"madeira_numbers_in_memory{{{API}}}": "0x20"},
+        [{"job": "madeira-worker", "instance": "worker:9191"}],
+        [{"{{ $value | humanize }}": "2"}],
+    ),
+    Case("MadeiraNumbersInMemory", "it was started anew", "10m", {f"madeira_numbers_in_memory{{{WORKER}}}": "1 1 1 0x20"}),
+    Case(
         "MadeiraTargetMissing",
         "of workers, and of one of two APIs",
         "10m",
