@@ -30,12 +30,9 @@ from madeira.states import DeliveryStatus
 from madeira.store import cancelling, jobs, leases, notices, ordering
 from madeira.store import reconcile as rows
 from madeira.store.database import Database
-from madeira.store.reconcile import Unfinished
+from madeira.store.reconcile import LEASE, Unfinished
 
 log = get(__name__)
-
-#: Name of the lease row.
-LEASE = "reconcile"
 
 #: Seconds until another may take over from a run whose process is gone. Each page renews the lease, and takes less.
 LEASE_S = 15.0

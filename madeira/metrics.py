@@ -4,7 +4,8 @@ There are two kinds. What happens in a process is counted there: with ``PROMETHE
 keeps such numbers in one file per process, and `page` adds them up over processes, dead ones included, so that a worker's
 restart loses no count (`madeira.metrics_files`). What is a state of the whole (how long a queue is) is no process's own: the
 API asks for it when its page is read, and hands it to `page` as a `Snapshot`; the pages of workers and scheduler do not have
-it, so that it is read once for each page of an API and never once per process.
+it, so that it is read once for each page of an API and never once per process. Each page has of its own family how many processes
+keep numbers that it lacks.
 
 ``PROMETHEUS_MULTIPROC_DIR`` must be in the environment before this module is imported (`settings.multiproc_dir` does it).
 """
@@ -151,6 +152,11 @@ STORE_UP = Snapshot("store_up", "Whether this API can use a store (1), which is 
 NUMBERS_MISSING = Snapshot(
     "numbers_missing", "Whether this page lacks (1) a metric that it asks a store for, since that failed.", ("metric",)
 )
+NUMBERS_IN_MEMORY = Snapshot(
+    "numbers_in_memory",
+    "Processes of this page that keep numbers in memory, since they could not write them: it lacks those.",
+    (),
+)
 REPLICA_LAG = Snapshot("replica_lag_seconds", "Age of what the replica of Postgres is known to show, at most.", ())
 REPLICA_USED = Snapshot("replica_used", "Whether lists are read on the replica (1), or on the primary in its stead (0).", ())
 
@@ -193,8 +199,10 @@ def tell_pools(postgres: Mapping[str, int], redis: tuple[int, int]) -> None:
 def page(*snapshots: Metric) -> bytes:
     """The text that Prometheus reads: the sums over this family of processes, and `snapshots` besides."""
     folder = metrics_folder()
-    counted = generate_latest(REGISTRY) if folder is None else _text(families(folder))
-    return counted + _text(snapshots)
+    if folder is None:
+        return generate_latest(REGISTRY) + _text(snapshots)
+    in_memory = NUMBERS_IN_MEMORY.of({(): metrics_blocks.in_memory(folder)})
+    return _text(families(folder)) + _text([in_memory, *snapshots])
 
 
 class _Collected:

@@ -2,8 +2,8 @@
 
 prometheus-client maps sparse files: whoever writes where the disk has no room left is killed by SIGBUS, without a word. Here a
 file has real blocks before anything is written to it, also whenever it grows. What finds no room, or may not be written, is
-kept in memory instead: no page tells it, one line of the log says so, and all else goes on. A process that is started anew tries
-the folder again.
+kept in memory instead: no page tells it, one line of the log says so, each page how many processes do it, and all else goes on. A
+process that is started anew tries the folder again.
 """
 
 import errno
@@ -34,9 +34,18 @@ _VALUE: Final = 16
 #: Bytes of a number beside its key, at most: the key's length, padding, and those.
 _BESIDE_KEY: Final = 4 + 8 + _VALUE
 
+#: How the name begins of an empty file by which a process says that it keeps numbers in memory.
+_NOTE: Final = "in_memory_"
+
+#: Which of the words behind a program's name in ``/proc/PID/stat`` says when the process was started.
+_STARTED: Final = 19
+
 _USED: Final = struct.Struct("i")
 
 log = get(__name__)
+
+#: The process that keeps numbers in memory: this one, or one that it was forked from.
+_short = 0
 
 #: Whether this process, or the one that it was forked from, has said that it keeps numbers in memory.
 _has_told = False
@@ -45,6 +54,32 @@ _has_told = False
 def install() -> None:
     """Have prometheus-client use `Numbers` for whatever metric is made from now on."""
     prometheus_client.values.MmapedDict = Numbers  # type: ignore[attr-defined, assignment]
+
+
+def in_memory(folder: Path) -> int:
+    """How many processes keep numbers in memory that belong into `folder`.
+
+    Such a process leaves a note there, which needs no block; where not even that can be made, only its own page tells of it.
+    """
+    found = {os.getpid()} & {_short}
+    for note in folder.glob(f"{_NOTE}*"):
+        pid = note.name.removeprefix(_NOTE).partition("_")[0]
+        with suppress(OSError):
+            if pid.isdigit() and note == _note(folder, int(pid)):
+                found.add(int(pid))
+            else:
+                note.unlink()
+    return len(found)
+
+
+def _note(folder: Path, pid: int | None = None) -> Path:
+    """The note of a process; with its start, since another one may get its number."""
+    pid = pid or os.getpid()
+    try:
+        since = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_STARTED]
+    except OSError:
+        since = "gone"
+    return folder / f"{_NOTE}{pid}_{since}"
 
 
 class Reserved(MmapedDict):
@@ -151,8 +186,11 @@ class Numbers(Reserved):
 
     def _take_no_more(self, error: OSError) -> None:
         """From now on keep in memory what is new; a second try might find room for one kind of number and not for another."""
-        global _has_told
+        global _has_told, _short
         self._takes_more = False
+        _short = os.getpid()
+        with suppress(OSError):
+            _note(Path(self._fname).parent).touch()
         if _has_told:
             return
         _has_told = True

@@ -79,7 +79,7 @@ def test_a_process_that_begins_on_a_full_disk_goes_on_without_its_files(disk: Di
     folder = disk("size=256k")
     page, lines = run(folder, FILL + COUNT + PAGE)
     told_once(lines, folder, errno.ENOSPC)
-    assert "madeira_" not in page
+    assert [line for line in page.splitlines() if line.startswith("madeira_")] == ["madeira_numbers_in_memory 1.0"]
     assert not list(folder.glob("*.db"))
     (folder / "filling").unlink()
     with closing(Numbers(str(folder / "counter_1.db"))) as numbers:
@@ -97,6 +97,28 @@ def test_a_disk_that_becomes_full_costs_what_is_new_and_nothing_that_is_known(di
     assert 'endpoint="e099"' not in page
     label = {"endpoint": "known", "failure_class": "receiver"}
     assert [s.value for f in families(folder) for s in f.samples if s.labels == label] == [2.0]
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_page_tells_of_a_process_that_keeps_numbers_in_memory_until_it_is_gone(disk: Disk, when: str) -> None:
+    """Whoever serves it, also where that process has not one file; another one that gets its number is not taken for it."""
+    folder = disk("size=512k")
+    assert metrics_blocks.in_memory(folder) == 0
+    begin = "from madeira import metrics; metrics.DEAD_LETTERS.labels('known', 'receiver').inc()\n" if when == "meanwhile" else ""
+    environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    command = [sys.executable, "-c", f"{LOG}{begin}{FILL}{COUNT}print(flush=True); input()"]
+    with subprocess.Popen(
+        command, env=environ, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert metrics_blocks.in_memory(folder) == 1
+        [note] = folder.glob("in_memory_*")
+        process.kill()
+    (folder / "filling").unlink()
+    (folder / f"in_memory_{os.getpid()}_1").touch()
+    assert metrics_blocks.in_memory(folder) == 0
+    assert not list(folder.glob("in_memory_*")), note
 
 
 def test_sums_that_find_no_room_are_made_when_there_is_some(disk: Disk) -> None:
@@ -159,6 +181,7 @@ def test_a_file_that_may_not_become_so_large_is_as_one_without_room(tmp_path: Pa
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever another test's process has said."""
     monkeypatch.setattr(metrics_blocks, "_has_told", False)
+    monkeypatch.setattr(metrics_blocks, "_short", 0)
 
 
 def values(file: Path) -> dict[str, float]:

@@ -18,7 +18,7 @@ from madeira.egress import Egress
 from madeira.errors import SettingsError
 from madeira.records import CALLBACK_URL
 from madeira.settings import Settings
-from madeira.store import holding, reconcile
+from madeira.store import holding, leases, reconcile
 from madeira.store.configuration import Snapshot
 from madeira.store.database import Database
 from madeira.store.replica import MAX_AGE_S, Lists
@@ -63,6 +63,10 @@ def scheduler(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
         yield Finding("ok", "scheduler", f"reconcile ran {runs[0]['age_s']:.0f} s ago")
         return
     ran = f"last ran {runs[0]['age_s'] / 60:,.0f} min ago" if runs else "has never run"
+    if (held_s := leases.held_s(conn, reconcile.LEASE)) is not None and held_s > reconcile.LATE_S:
+        text = f"reconcile {ran}, and a run has been going on for {held_s / 60:,.0f} min: with much unfinished it takes long"
+        yield Finding("warning", "scheduler", f"{text}; wait for its end, and see that Postgres and Redis are not overloaded")
+        return
     text = f"reconcile {ran}: what Redis loses stays lost; start `periodiq madeira.actors`, and see that there are workers"
     yield Finding("warning", "scheduler", text)
 

@@ -142,6 +142,8 @@ class BoundedConnection(psycopg.Connection[Any]):
             try:
                 return self.execute(_GREETING).fetchone()
             except psycopg.errors.UndefinedTable as e:
+                if str(e) == search_path.HIDDEN:
+                    raise psycopg.OperationalError(search_path.HIDDEN) from e
                 if str(e) != search_path.SPOILT:
                     break
         return self.execute(_SHORT_GREETING).fetchone()
@@ -159,7 +161,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         """Wait for an answer, at most `limit_s` seconds.
 
         Raises:
-            psycopg.errors.UndefinedTable: with `schema.NO_TABLES` or `search_path.SPOILT` as its text, and the server's own
+            psycopg.errors.UndefinedTable: with `schema.NO_TABLES`, or one of `search_path`, as its text, and the server's own
                 words as its cause.
         """
         if timeout is None and self.limit_s != math.inf:
@@ -175,7 +177,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             raise
 
     def _why_not_found(self, complaint: str) -> str:
-        """Whether tables are not there, or only not found in a session that a pooler has handed out; that is mended then.
+        """Whether tables are not there, or only not found: by this role, or in a session that a pooler has left; that is mended.
 
         A transaction is over afterwards, since it could only have been rolled back.
         """
@@ -189,7 +191,10 @@ class BoundedConnection(psycopg.Connection[Any]):
             # Whatever came of it: what the connection would say next is not known.
             self.pgconn.finish()
             return schema.NO_TABLES
-        return search_path.SPOILT if seen.get_value(0, 0) == b"t" else schema.NO_TABLES
+        is_seen, is_hidden = (seen.get_value(0, column) == b"t" for column in (0, 1))
+        if is_seen:
+            return search_path.SPOILT
+        return search_path.HIDDEN if is_hidden else schema.NO_TABLES
 
 
 class Database:

@@ -5,6 +5,9 @@ of all addresses what comes behind the host, since it may hold what payload or p
 states, counts, the errors in words, and the digest of the body, by which the same post is still told a duplicate.
 
 This is the one exception to the rule that nothing is ever changed in ``delivery_log``.
+
+What goes is named here alone: retention, which takes payloads because of their age, and the copies that it makes of parts of the
+log go by it too.
 """
 
 from dataclasses import dataclass
@@ -17,31 +20,39 @@ from madeira.errors import IllegalTransition
 from madeira.states import EventStatus
 from madeira.store import audit
 
+#: Of an address, what comes before all that may be of the event.
+_HOST: Final = "substring({column} FROM '^[a-zA-Z]+://[^/?#]*')"
+
+#: What is set in an event whose payload goes.
+OF_PAYLOAD: Final = "payload = 'null', parameters = NULL"
+
+#: What is set in an attempt of which goes what its receiver answered, and where exactly it was called.
+OF_ATTEMPT: Final = f"excerpt = NULL, sha256 = NULL, exchange = NULL, url = {_HOST.format(column='url')}"
+
 #: Take hold of an event.
 _LOCK_EVENT: Final = """
     SELECT seq, status, erased_at, erased_by FROM event WHERE event_id = %(event_id)s AND source = %(source)s FOR NO KEY UPDATE
 """
 
 #: Erase an event.
-_ERASE_EVENT: Final = """
+_ERASE_EVENT: Final = f"""
     UPDATE event
-    SET payload = 'null', parameters = NULL, target_uri = substring(target_uri FROM '^[a-zA-Z]+://[^/?#]*'),
+    SET {OF_PAYLOAD}, target_uri = {_HOST.format(column="target_uri")},
         erased_at = clock_timestamp(), erased_by = 'person', updated_at = clock_timestamp()
     WHERE seq = %(seq)s
     RETURNING erased_at
-"""
+"""  # noqa: S608
 
 #: Erase what its deliveries carried.
 _ERASE_DELIVERIES: Final = """
     UPDATE delivery SET body = NULL, ordering_key = NULL, updated_at = clock_timestamp() WHERE event_seq = %(seq)s
 """
 
-#: Erase what receivers answered, and where exactly they were called.
-_ERASE_LOG: Final = """
-    UPDATE delivery_log
-    SET excerpt = NULL, sha256 = NULL, exchange = NULL, url = substring(url FROM '^[a-zA-Z]+://[^/?#]*')
+#: Erase their attempts.
+_ERASE_LOG: Final = f"""
+    UPDATE delivery_log SET {OF_ATTEMPT}
     WHERE delivery_id IN (SELECT id FROM delivery WHERE event_seq = %(seq)s)
-"""
+"""  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ what a restore left out; and `madeira migrate`, which goes by that record, makes
 migrated just now, by the same statement that looks at one in use, and a test holds it against such a database.
 
 What is there and stands in no list is no matter of ours: a later version may have made it. What is there by its name may still
-be another thing: a copy of a table has columns without NOT NULL, an index of that name need not be unique. So each thing is held
-against its traits too. They are attributes of the catalogue: how Postgres writes a definition differs between its versions.
+be another thing: a copy of a table has columns without NOT NULL, an index of that name need not be unique, nor be one of the same
+columns and rows. So each thing is held against its traits and its definition too. Traits are attributes of the catalogue. The
+definition is what Postgres writes: those versions that were tried write ours in the same words, and no other one is held to them.
 """
 
 import json
@@ -28,7 +29,7 @@ FILE: Final = FOLDER / "inventory.json"
 Kind = Literal["table", "column", "part", "constraint", "index", "trigger", "function"]
 
 #: What is there, as far as a name leads to it without its schema. Parts of the log by day come and go: `_PARTS` looks at those.
-_FOUND: Final = """
+_FOUND: Final = r"""
     WITH ours AS (
         SELECT c.oid, c.relname, c.relispartition FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) AND n.nspname !~ '^(pg_|information_schema$)'
@@ -37,12 +38,15 @@ _FOUND: Final = """
     UNION ALL
     -- A part has the identity of the whole since Postgres 17. Rows come by the whole, so it is of no account.
     SELECT 'column', o.relname || '.' || a.attname, o.relname,
-        CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END, true,
-        array_remove(ARRAY[CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+        pg_get_expr(d.adbin, d.adrelid), true,
+        array_remove(ARRAY['TYPE ' || format_type(a.atttypid, a.atttypmod)
+                           || CASE WHEN a.attcollation <> y.typcollation THEN ' COLLATE ' || quote_ident(l.collname) ELSE '' END,
+                           CASE WHEN a.attnotnull THEN 'NOT NULL' END,
                            CASE WHEN a.atthasdef AND a.attgenerated = '' THEN 'DEFAULT' END,
                            CASE WHEN a.attidentity <> '' AND NOT o.relispartition THEN 'IDENTITY' END,
                            CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' END], NULL)
-    FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid
+    FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid JOIN pg_type y ON y.oid = a.atttypid
+        LEFT JOIN pg_collation l ON l.oid = a.attcollation
         LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attnum > 0 AND NOT a.attisdropped
     UNION ALL
@@ -56,7 +60,8 @@ _FOUND: Final = """
         LEFT JOIN pg_index x ON x.indexrelid = c.conindid AND c.contype IN ('p', 'u', 'x')
     WHERE c.contype IN ('c', 'f', 'p', 'u', 'x')
     UNION ALL
-    SELECT 'index', i.relname, o.relname, pg_get_indexdef(i.oid, 0, true), x.indisvalid,
+    -- How it is stored is for whoever looks after the server to choose.
+    SELECT 'index', i.relname, o.relname, regexp_replace(pg_get_indexdef(i.oid, 0, true), ' WITH \([^)]*\)', ''), x.indisvalid,
         array_remove(ARRAY[CASE WHEN x.indisunique THEN 'UNIQUE' END, 'KEYS ' || x.indnkeyatts], NULL)
     FROM ours o JOIN pg_index x ON x.indrelid = o.oid JOIN pg_class i ON i.oid = x.indexrelid
     WHERE NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conindid = i.oid AND c.contype IN ('p', 'u', 'x'))
@@ -69,12 +74,13 @@ _FOUND: Final = """
     WHERE pg_function_is_visible(p.oid) AND n.nspname !~ '^(pg_|information_schema$)'
 """
 
-#: Parts of the log by day whose index of verdicts is not there, not whole, or another one.
-_PARTS: Final = """
-    SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+#: Parts of the log by day; whether the index of verdicts of each is there, whole and such a one, and its definition.
+_PARTS: Final = r"""
+    SELECT c.relname, (x.indisvalid AND x.indisunique AND x.indnkeyatts = 3) IS TRUE,
+        regexp_replace(pg_get_indexdef(x.indexrelid, 0, true), ' WITH \([^)]*\)', '')
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         LEFT JOIN pg_index x ON x.indrelid = c.oid AND x.indexrelid = to_regclass(c.relname || '_one_verdict')
     WHERE i.inhparent = to_regclass('delivery_log') AND c.relname ~ '^delivery_log_[0-9]'
-        AND (x.indisvalid AND x.indisunique AND x.indnkeyatts = 3) IS NOT TRUE
     ORDER BY c.relname
 """
 
@@ -97,10 +103,17 @@ _MAKES_PARTS: Final = """
 
 _SCHEMA: Final = "SELECT current_schema()"
 
+#: Where the session looks for tables, who said so, in which database, and whether that leads to any schema.
+_PATH: Final = """
+    SELECT setting, reset_val, source, current_database(), current_schema() IS NULL FROM pg_settings WHERE name = 'search_path'
+"""
+
+#: NULL where there is no such schema.
+_MAY_USE_PUBLIC: Final = "SELECT has_schema_privilege(to_regnamespace('public'), 'USAGE')"
+
 #: Where the record of what was applied is, if it is there and its plain name does not lead to it.
 _ELSEWHERE: Final = """
-    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'), current_setting('search_path'),
-        (SELECT reset_val FROM pg_settings WHERE name = 'search_path'),
+    SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE'),
         -- Where the other tables are, if that record has left them.
         (SELECT o.nspname FROM pg_class d JOIN pg_namespace o ON o.oid = d.relnamespace
          WHERE d.oid = to_regclass('delivery')
@@ -136,6 +149,12 @@ _MISPLACED: Final = """
     ORDER BY c.relname, n.nspname
 """
 
+#: Major versions of Postgres that were seen to write what the migrations make in the very words of the list.
+_TRIED: Final = range(14, 19)
+
+#: The part of the log that takes what no day takes; the others are made like it.
+_REST: Final = "delivery_log_rest"
+
 #: What an empty `search_path` looks like.
 _EMPTY: Final = ("", '""')
 
@@ -148,8 +167,8 @@ class Thing:
     name: str
     #: The table that it belongs to, or of which it is a part; empty when to none.
     table: str
-    #: What makes it, as Postgres writes it; of a column, its default. None where no statement can bring it back, or none that
-    #: fits a line.
+    #: What makes it, as Postgres writes it; of a column, its default or expression. None where no statement can bring it back, or
+    #: none that fits a line.
     made_by: str | None = None
     #: What is held against what is there, in the order in which a column can be given it.
     traits: tuple[str, ...] = ()
@@ -191,6 +210,7 @@ def faults(conn: "psycopg.Connection[Any]", *, is_ahead: bool = False) -> Iterat
     """
     found = {(thing.kind, thing.name, thing.table): (thing, is_whole) for thing, is_whole in _found(conn)}
     tables = {name for kind, name, _ in found if kind == "table"}
+    is_tried = conn.info.server_version // 10000 in _TRIED
     for thing in known():
         if is_ahead and thing.kind not in ("table", "column"):
             continue
@@ -199,7 +219,7 @@ def faults(conn: "psycopg.Connection[Any]", *, is_ahead: bool = False) -> Iterat
         there = found.pop((thing.kind, thing.name, thing.table), None)
         if there is None:
             yield Fault(f"the {thing.kind} {thing.name}{_of(thing)} is missing", _how_to_make(thing))
-        elif not is_ahead and there[0].traits != thing.traits:
+        elif not is_ahead and (there[0].traits != thing.traits or (is_tried and there[0].made_by != thing.made_by)):
             yield from _differences(thing, there[0])
         elif not there[1]:
             yield _unusable(thing)
@@ -208,7 +228,7 @@ def faults(conn: "psycopg.Connection[Any]", *, is_ahead: bool = False) -> Iterat
             name = _quoted(thing.name)
             yield Fault(f"the index {thing.name}{_of(thing)} is not usable, and none of ours", f"DROP INDEX CONCURRENTLY {name}")
     if not is_ahead:
-        yield from _parts(conn)
+        yield from _parts(conn, is_tried=is_tried)
 
 
 def denied(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
@@ -235,7 +255,9 @@ def denied(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
 
 def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
     """Why the session of `conn` does not see tables that are there, if that is so: they seem to be missing then."""
-    for schema, may, path, began_with, home in conn.execute(_ELSEWHERE):
+    ((path, began_with, _, _, is_nowhere),) = conn.execute(_PATH)
+    shown = "empty" if path in _EMPTY else path
+    for schema, may, home in conn.execute(_ELSEWHERE):
         role, quoted = _quoted(conn.info.user), _quoted(schema)
         if home:
             yield _moved("schema_migration", schema, home)
@@ -246,8 +268,13 @@ def elsewhere(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
         if path in _EMPTY and began_with not in _EMPTY:
             yield Fault("this session finds no tables", search_path.SPOILT)
             return
-        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {path or 'empty'})"
+        what = f"the tables are in the schema {schema}, where this session does not look (search_path: {shown})"
         yield Fault(what, _look_in(conn, schema))
+        return
+    if is_nowhere:
+        what = f"the role {conn.info.user} finds and makes tables in no schema (search_path: {shown})"
+        yield Fault(what, _how_to_have_a_schema(conn))
+        return
     yield from _misplaced(conn)
 
 
@@ -272,9 +299,24 @@ def _moved(table: str, schema: str, home: str) -> Fault:
     return Fault(what, f"ALTER TABLE {_quoted(schema)}.{_quoted(table)} SET SCHEMA {_quoted(home)}")
 
 
-def _look_in(conn: "psycopg.Connection[Any]", schema: str) -> str:
+def _how_to_have_a_schema(conn: "psycopg.Connection[Any]") -> str:
     role = _quoted(conn.info.user)
-    return f"ALTER ROLE {role} SET search_path = {_quoted(schema)}; a pooler has to connect anew then (docs/operations.md)"
+    ((may_use_public,),) = conn.execute(_MAY_USE_PUBLIC)
+    if may_use_public is None:
+        return f"CREATE SCHEMA {role} AUTHORIZATION {role}; {_look_in(conn, conn.info.user)}"
+    grant = "" if may_use_public else f"GRANT USAGE, CREATE ON SCHEMA public TO {role}; "
+    return grant + _look_in(conn, "public")
+
+
+def _look_in(conn: "psycopg.Connection[Any]", schema: str) -> str:
+    ((_, _, source, database, _),) = conn.execute(_PATH)
+    role, quoted = _quoted(conn.info.user), _quoted(schema)
+    if source == "client":
+        # It wins over whatever stands in the server.
+        return f"name {schema} in the search_path that MADEIRA_DATABASE_URL (options) or PGOPTIONS asks for, or ask for none"
+    # Of all that the server keeps, what is said of a role in a database wins.
+    set_path = f"ALTER ROLE {role} IN DATABASE {_quoted(database)} SET search_path = {quoted}"
+    return f"{set_path}; a pooler has to connect anew then (docs/operations.md)"
 
 
 def _found(conn: "psycopg.Connection[Any]") -> Iterator[tuple[Thing, bool]]:
@@ -309,23 +351,37 @@ def _how_to_make(thing: Thing) -> str:
 def _differences(thing: Thing, there: Thing) -> Iterator[Fault]:
     """What tells `there` from `thing`; of a column in the order in which it can be mended."""
     if thing.kind != "column":
-        wanted, got = ", ".join(thing.traits), ", ".join(there.traits)
-        yield Fault(
-            f"the {thing.kind} {thing.name}{_of(thing)} is another one ({got} instead of {wanted})", _how_to_replace(thing)
-        )
+        what = f"the {thing.kind} {thing.name}{_of(thing)} is another one ({_shown(there)} instead of {_shown(thing)})"
+        yield Fault(what, _how_to_replace(thing))
         return
     for trait in reversed(there.traits):
-        if trait not in thing.traits:
+        if trait not in thing.traits and not trait.startswith("TYPE"):
             yield Fault(f"the column {thing.name} has {trait}, which is none of ours", f"{_alter(thing)} DROP {trait}")
     for trait in thing.traits:
-        if trait not in there.traits:
+        if trait.startswith("TYPE") and trait != there.traits[0]:
+            got, wanted = there.traits[0].removeprefix("TYPE "), trait.removeprefix("TYPE ")
+            yield Fault(f"the column {thing.name} is another one ({got} instead of {wanted})", _how_to_give(thing, trait))
+        elif trait not in there.traits:
             yield Fault(f"the column {thing.name} is without its {trait}", _how_to_give(thing, trait))
+        elif trait in ("DEFAULT", "EXPRESSION") and there.made_by != thing.made_by:
+            what = f"the column {thing.name} has another {trait} ({_shown(there)} instead of {_shown(thing)})"
+            yield Fault(what, _how_to_give(thing, trait))
+
+
+def _shown(thing: Thing) -> str:
+    """The definition of what has one, in a line and without its name."""
+    text = " ".join(str(thing.made_by).split())
+    if thing.kind == "index":
+        return f"{'UNIQUE ' if 'UNIQUE' in thing.traits else ''}{text.partition(' USING ')[2]}"
+    return text.removeprefix(f"CREATE TRIGGER {_quoted(thing.name)} ")
 
 
 def _how_to_replace(thing: Thing) -> str:
     name = _quoted(thing.name)
     if thing.kind == "index":
         return f"DROP INDEX CONCURRENTLY {name}; {_how_to_make(thing)}"
+    if thing.kind == "trigger":
+        return _how_to_make(thing).replace("CREATE", "CREATE OR REPLACE", 1)
     return f"ALTER TABLE {_quoted(thing.table)} DROP CONSTRAINT {name}, ADD CONSTRAINT {name} {thing.made_by}"
 
 
@@ -336,6 +392,9 @@ def _how_to_give(column: Thing, trait: str) -> str:
         return f"{_alter(column)} SET DEFAULT {column.made_by}"
     if trait == "EXPRESSION":
         return f"it can be computed anew: drop it, and run its ADD COLUMN and what makes its indexes, which stand in {FOLDER}"
+    if trait.startswith("TYPE"):
+        # The table is locked while it is written anew.
+        return f"while everything is stopped, {_alter(column)} {trait}"
     name, table = column.name.removeprefix(f"{column.table}."), _quoted(column.table)
     # One that begins at 1 would give numbers that are taken.
     return f"{_alter(column)} ADD GENERATED BY DEFAULT AS IDENTITY; {_SET_SEQUENCE.format(table=table, column=name)}"
@@ -353,8 +412,11 @@ def _unusable(thing: Thing) -> Fault:
     return Fault(what, f"if nobody is building it, REINDEX INDEX CONCURRENTLY {name}")
 
 
-def _parts(conn: "psycopg.Connection[Any]") -> Iterator[Fault]:
-    for (part,) in conn.execute(_PARTS).fetchall():
+def _parts(conn: "psycopg.Connection[Any]", *, is_tried: bool) -> Iterator[Fault]:
+    (wanted,) = (thing.made_by for thing in known() if thing.name == f"{_REST}_one_verdict")
+    for part, is_whole, definition in conn.execute(_PARTS).fetchall():
+        if is_whole and (not is_tried or definition == str(wanted).replace(_REST, part)):
+            continue
         index, on = _quoted(f"{part}_one_verdict"), _quoted(part)
         make = f"CREATE UNIQUE INDEX CONCURRENTLY {index} ON {on} (delivery_id, token, (outcome = 'late'))"
         what = f"the index {part}_one_verdict of the part {part} of delivery_log is missing, not usable or another one"

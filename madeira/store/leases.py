@@ -19,6 +19,12 @@ _TAKE: Final = """
     RETURNING true
 """
 
+#: For how many seconds a lease that has not run out has been held by whoever holds it.
+_HELD: Final = """
+    SELECT extract(epoch FROM clock_timestamp() - taken_at)::float8 FROM lease
+    WHERE name = %(name)s AND until >= clock_timestamp()
+"""
+
 #: Give one's own lease back.
 _RELEASE: Final = "DELETE FROM lease WHERE name = %(name)s AND holder = %(holder)s"
 
@@ -27,6 +33,12 @@ def take(conn: psycopg.Connection[Any], name: str, holder: str, ttl_s: float) ->
     """Take or renew the lease `name` for `ttl_s` seconds; False when another holds it."""
     params = {"name": name, "holder": holder, "ttl_s": ttl_s}
     return conn.execute(_TAKE, params).fetchone() is not None
+
+
+def held_s(conn: psycopg.Connection[Any], name: str) -> float | None:
+    """For how many seconds somebody has held the lease `name` through all its renewals; None when nobody does."""
+    row = conn.execute(_HELD, {"name": name}).fetchone()
+    return row and float(row[0])
 
 
 def release(conn: psycopg.Connection[Any], name: str, holder: str) -> None:

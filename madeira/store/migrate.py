@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from madeira.errors import StoreError, StoreUnavailable
-from madeira.store import schema, search_path
+from madeira.store import inventory, schema, search_path
 from madeira.store.schema import FOLDER
 
 #: Seconds that a statement of a migration may wait for a lock, and with it everybody who comes after it.
@@ -75,15 +75,15 @@ def migrate(url: str, *, folder: Path = FOLDER, lock_s: float = LOCK_S, patience
 
     Raises:
         StoreUnavailable: Postgres is away.
-        StoreError: the database is not in UTF-8; the role may not make tables in it; somebody else migrates, or holds a table,
-            for longer than `patience_s`.
+        StoreError: the database is not in UTF-8; the role may not make tables in it, or looks in no schema; somebody else
+            migrates, or holds a table, for longer than `patience_s`.
     """
     try:
         with _connect(url) as holder:
             _take_lock(holder, patience_s)
             with _connect(url, autocommit=True) as conn:
                 _require_utf8(conn)
-                conn.execute(_CREATE)
+                _create(conn)
                 names = _missing(conn, folder)
                 for name in names:
                     _patiently(partial(_apply, conn, folder / name, lock_s), name, patience_s)
@@ -219,6 +219,15 @@ def _change_index(conn: "psycopg.Connection[Any]", kind: str, index: str, statem
     if is_there:
         conn.execute(f"DROP INDEX CONCURRENTLY {index}".encode())
     conn.execute(statement.encode())
+
+
+def _create(conn: "psycopg.Connection[Any]") -> None:
+    try:
+        conn.execute(_CREATE)
+    except psycopg.errors.InvalidSchemaName as e:
+        for fault in inventory.elsewhere(conn):
+            raise StoreError(f"{fault.what}; {fault.remedy}") from e
+        raise
 
 
 def _require_utf8(conn: "psycopg.Connection[Any]") -> None:

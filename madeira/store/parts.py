@@ -18,6 +18,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from madeira.store import erase
 from madeira.store.database import unhurried
 
 #: Days for which parts are there ahead: the scheduler may be away for as long.
@@ -96,12 +97,11 @@ _KEEP_DEAD: Final = """
 """
 
 #: Erase in a copy what a person erased while it was made.
-_ERASE_AGAIN: Final = """
-    UPDATE {kept} l
-    SET excerpt = NULL, sha256 = NULL, exchange = NULL, url = substring(l.url FROM '^[a-zA-Z]+://[^/?#]*')
+_ERASE_AGAIN: Final = f"""
+    UPDATE {{kept}} l SET {erase.OF_ATTEMPT}
     FROM delivery d JOIN event e ON e.seq = d.event_seq
     WHERE d.id = l.delivery_id AND e.erased_by = 'person' AND e.erased_at >= %(since)s
-"""
+"""  # noqa: S608
 
 #: Whether anything in a part is still needed.
 _IS_NEEDED: Final = """

@@ -19,6 +19,9 @@ from madeira.states import DeliveryStatus
 from madeira.store.columns import numbers
 from madeira.store.ordering import IS_FIRST
 
+#: Whoever compares holds it.
+LEASE: Final = "reconcile"
+
 #: Seconds after which a run is late: there is one every minute.
 LATE_S: Final = 180.0
 

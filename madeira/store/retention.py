@@ -21,7 +21,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from madeira.settings import Settings
-from madeira.store import audit
+from madeira.store import audit, erase
 from madeira.store.columns import numbers
 from madeira.store.database import unhurried
 
@@ -149,7 +149,7 @@ _STRIP: Final = f"""
         FOR NO KEY UPDATE),
     stripped AS (
         UPDATE event e
-        SET payload = 'null', parameters = NULL, erased_at = clock_timestamp(), erased_by = 'retention'
+        SET {erase.OF_PAYLOAD}, erased_at = clock_timestamp(), erased_by = 'retention'
         WHERE e.seq = ANY (ARRAY(SELECT seq FROM locked))
         RETURNING e.seq),
     bodies AS (

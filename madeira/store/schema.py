@@ -21,7 +21,7 @@ APPLIED: Final = "SELECT name FROM schema_migration"
 #: What is told when the tables are not there, and what to do about it.
 NO_TABLES: Final = "the database has no tables (or not all): run `madeira migrate`"
 
-#: How every other misfit begins.
+#: How every other misfit begins, those of `search_path` included.
 _MISFIT: Final = "the tables are "
 
 #: The end of the name of a migration that takes away what versions used that do not know the one with this number.

@@ -22,7 +22,7 @@ from madeira.egress import Egress
 from madeira.embedded import free_port
 from madeira.routing.config import parse_toml
 from madeira.settings import Settings
-from madeira.store import configuration, holding, parts
+from madeira.store import configuration, holding, leases, parts, reconcile
 from madeira.store.configuration import Snapshot
 from tests.collector import Collector
 from tests.disks import mounted
@@ -86,6 +86,18 @@ def test_a_scheduler_that_does_not_run_is_seen_by_reconcile(conn: Connection) ->
     assert found.level == "warning"
     assert "10 min ago" in found.text
     assert "periodiq madeira.actors" in found.text
+
+
+def test_a_comparison_that_takes_long_is_told_as_such_instead_of_a_scheduler_that_is_missing(conn: Connection) -> None:
+    """However often it renewed its lease; and what a process that is gone has left is none."""
+    for _ in range(2):
+        assert leases.take(conn, reconcile.LEASE, "a run", 15)
+        conn.execute("UPDATE lease SET taken_at = taken_at - interval '5 minutes'")
+    found = only(running_system.scheduler(conn))
+    assert (found.level, "a run has been going on for 10 min" in found.text) == ("warning", True)
+    assert "periodiq" not in found.text
+    conn.execute("UPDATE lease SET until = clock_timestamp() - interval '1 s'")
+    assert "periodiq" in only(running_system.scheduler(conn)).text
 
 
 def test_clocks_that_differ_are_told_by_how_much_and_which_is_ahead(conn: Connection, queues: Queues) -> None:

@@ -165,6 +165,27 @@ CASES = [
     Case("MadeiraRetriesRise", "always as many", "180m", retries("shop", "0+10x200", "0+10x200")),
     Case("MadeiraRetriesRise", "more, and still few", "180m", retries("shop", "0x120 0+1x80", "0+10x200")),
     Case(
+        "MadeiraNothingEnds",
+        "all that are tried are to be tried again, at one endpoint",
+        "180m",
+        attempts("shop", "9x200", "0x120 0+1x80")
+        | retries("shop", "5x200", "9x200")
+        | attempts("bank", "0+1x200", "0+1x200")
+        | retries("bank", "0+1x200", "0+1x200"),
+        [{"endpoint": "shop"}],
+        [{"{{ $value | humanize }}": "30"}],
+    ),
+    Case("MadeiraNothingEnds", "all die", "180m", attempts("shop", "0x200", "0+1x200") | retries("shop", "0+9x200", "0+1x200")),
+    Case(
+        "MadeiraNothingEnds",
+        "few attempts say little",
+        "180m",
+        attempts("shop", "0x200", "0x170 4x30") | retries("shop", "0x200", "0x200"),
+    ),
+    Case(
+        "MadeiraNothingEnds", "nothing is tried", "180m", attempts("shop", "9x200", "9x200") | retries("shop", "5x200", "9x200")
+    ),
+    Case(
         "MadeiraBreakerOpen",
         "it opens and tries, in turn",
         "20m",
@@ -234,6 +255,15 @@ CASES = [
     Case("MadeiraNumbersMissing", "now and then", "20m", UP_BOTH | lacks("workers", "1 1 1 0 " * 10)),
     Case("MadeiraNumbersMissing", "no alert goes by it", "20m", UP_BOTH | lacks("deliveries_waiting", "1x30")),
     Case("MadeiraNumbersMissing", "for a store is away", "20m", store("redis", "0x30") | lacks("workers", "1x30")),
+    Case(
+        "MadeiraNumbersInMemory",
+        "of two worker processes",
+        "10m",
+        {f"madeira_numbers_in_memory{{{WORKER}}}": "0 2x20", f"madeira_numbers_in_memory{{{API}}}": "0x20"},
+        [{"job": "madeira-worker", "instance": "worker:9191"}],
+        [{"{{ $value | humanize }}": "2"}],
+    ),
+    Case("MadeiraNumbersInMemory", "it was started anew", "10m", {f"madeira_numbers_in_memory{{{WORKER}}}": "1 1 1 0x20"}),
     Case(
         "MadeiraTargetMissing",
         "of workers, and of one of two APIs",

@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -288,6 +290,7 @@ class Faults:
                 self.fires("MadeiraDeadLettersGrow", endpoint="broken")
                 self.fires("MadeiraSuccessLow", endpoint="broken")
                 self.fires("MadeiraBreakerOpen", endpoint="dying")
+                self.fires("MadeiraNothingEnds", endpoint="dying")
                 self.fires("MadeiraRetriesRise", endpoint="limp")
 
     def a_sender_errs(self) -> None:
@@ -306,6 +309,18 @@ class Faults:
         self._madeira.post("good.x", deliver_at=later)
         with again_and_again(lambda: self._madeira.redis.delete(f"{self._madeira.namespace}:route:delayed"), 0.5):
             self.fires("MadeiraReconcileFinds", kind="event_not_queued")
+
+    def a_process_finds_no_room(self) -> None:
+        """One of the workers' family, that may write no byte into any file."""
+        code = (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+            "from madeira import settings; settings.multiproc_dir(settings.load(), 'worker')\n"
+            "from madeira import metrics; input()"
+        )
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, env=self._madeira.env, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            self.fires("MadeiraNumbersInMemory", job="madeira-worker")
+            process.kill()
 
     def processes_die(self) -> None:
         """First the workers, then the scheduler; a key is spoilt, and Postgres takes no writes any more."""
@@ -371,6 +386,7 @@ def test_each_alert_fires_when_its_fault_is_there(
         faults.receivers_fail()
         faults.a_sender_errs()
         faults.spans_a_replica_and_keys_are_lost(standby)
+        faults.a_process_finds_no_room()
         faults.processes_die()
         assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
     with scraping(folder=tmp_path / "patient", targets=site.targets, rewrite=scaled, period_ms=2500) as prometheus:

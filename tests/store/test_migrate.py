@@ -12,9 +12,11 @@ import pytest
 from psycopg import conninfo, sql
 
 from madeira.errors import StoreError, StoreUnavailable
-from madeira.store import schema
+from madeira.store import inventory, schema
 from madeira.store.database import Database
 from madeira.store.migrate import FOLDER, migrate, pending
+from madeira.store.schema import is_misfit
+from madeira.store.search_path import HIDDEN
 from tests.servers import with_database
 from tests.store.waiting import until
 
@@ -71,6 +73,74 @@ def test_a_role_that_may_make_no_tables_is_told_what_the_administrator_has_to_ty
         finally:
             admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO CURRENT_USER").format(sql.Identifier(admin.info.dbname)))
             admin.execute('DROP OWNED BY "no owner"; DROP ROLE "no owner"')
+
+
+@pytest.fixture
+def owner(empty_database_url: str) -> Iterator[tuple[str, psycopg.Connection]]:
+    """The URL of a role that owns an empty database and is no superuser, and a superuser's connection."""
+    with psycopg.connect(empty_database_url, autocommit=True) as admin:
+        name = sql.Identifier(admin.info.dbname)
+        admin.execute("CREATE ROLE an_owner LOGIN PASSWORD 'x'")
+        admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO an_owner").format(name))
+        try:
+            yield conninfo.make_conninfo(empty_database_url, user="an_owner", password="x"), admin
+        finally:
+            admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO CURRENT_USER").format(name))
+            admin.execute("DROP OWNED BY an_owner; DROP ROLE an_owner")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (
+            "ALTER ROLE an_owner SET search_path = ''",
+            "an_owner finds and makes tables in no schema (search_path: empty); ALTER ROLE",
+        ),
+        ("ALTER ROLE an_owner SET search_path = nowhere", "(search_path: nowhere); ALTER ROLE an_owner IN DATABASE"),
+        (
+            "REVOKE USAGE, CREATE ON SCHEMA public FROM PUBLIC, pg_database_owner",
+            "; GRANT USAGE, CREATE ON SCHEMA public TO an_owner",
+        ),
+        ("DROP SCHEMA public", "; CREATE SCHEMA an_owner AUTHORIZATION an_owner"),
+    ],
+)
+def test_a_role_that_looks_in_no_schema_is_told_what_the_administrator_has_to_type(
+    owner: tuple[str, psycopg.Connection], damage: str, told: str
+) -> None:
+    """Before there are tables, and after; `madeira doctor` says the same."""
+    url, admin = owner
+    if admin.info.server_version < 150000:
+        damage = damage.replace(", pg_database_owner", "")
+    admin.execute(damage.encode())
+    with pytest.raises(StoreError, match=re.escape(told)) as refused:
+        migrate(url)
+    with psycopg.connect(url) as conn:
+        (found,) = inventory.elsewhere(conn)
+    assert str(refused.value) == f"{found.what}; {found.remedy}"
+    for statement in found.remedy.split("; ")[:-1]:
+        admin.execute(statement.encode())
+    assert migrate(url)
+
+
+def test_a_role_that_looks_away_from_the_tables_is_not_sent_to_make_them(owner: tuple[str, psycopg.Connection]) -> None:
+    """Whoever runs on them says so too, and goes on once it is mended."""
+    url, admin = owner
+    migrate(url)
+    admin.execute("ALTER ROLE an_owner SET search_path = ''")
+    with pytest.raises(StoreError, match="the tables are in the schema public, where this session does not look") as refused:
+        migrate(url)
+    database = Database(url=url, application="tests", pool_max=1)
+    database.open()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=f"^{re.escape(HIDDEN)}$"), database.connection():
+            pass
+    with pytest.raises(StoreUnavailable, match=f"^{re.escape(HIDDEN)}$"):
+        database.connect()
+    assert database.trouble() == HIDDEN
+    assert is_misfit(HIDDEN), "else it would be told as a server that is away"
+    admin.execute(str(refused.value).split("; ")[1].encode())
+    assert database.trouble() is None
+    database.close()
 
 
 def test_without_postgres_migrate_says_so() -> None:
