@@ -114,7 +114,7 @@ class Run:
             raise NotRun(f"another run is under way, or its process is gone since less than {LEASE_S:g} s; try again after that")
         started = time.monotonic()
         try:
-            with self._database.connect() as conn:
+            with self._database.dedicated() as conn:
                 self._parts(conn)
                 self._rows(conn)
             metrics.RETENTION_LAST_SUCCESS.set_to_current_time()

@@ -32,7 +32,7 @@ try:
 
     if _FAMILY == "worker":
         spans.load(_values)
-    broker = build(_values)
+    broker = build(_values, of_scheduler=_FAMILY == "scheduler")
 except SettingsError as _error:
     sys.exit(f"madeira: {_error}")
 

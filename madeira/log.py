@@ -187,6 +187,17 @@ def tell_left_out() -> None:
             handler.tell()
 
 
+def write_to_own_stderr() -> None:
+    """Write to the standard error that this process was started with, whatever has stood for it since."""
+    own = sys.__stderr__
+    if own is None:
+        return
+    sys.stdout = sys.stderr = own
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.setStream(own)
+
+
 def catch() -> None:
     """Have what nobody catches, and Python's warnings, go the way of all lines: for processes that run for long."""
     logging.captureWarnings(capture=True)

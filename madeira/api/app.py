@@ -214,6 +214,8 @@ class Application:
     def open(self) -> WsgiApp:
         """Make the parts, unless it was done, and return the application proper; call it after the fork.
 
+        After `close` nothing is made any more.
+
         Raises:
             SettingsError: the settings do not suffice.
         """
@@ -223,9 +225,9 @@ class Application:
             return self._api
 
     def close(self) -> None:
-        """Commit what waits and close all connections."""
+        """Commit what waits and close all connections; whoever asks for something after that is refused."""
         with self._lock:
-            self._api = self._console = None
+            self._api, self._console = _refuse, None
             self._parts.close()
 
     def _make(self, s: Settings) -> WsgiApp:
@@ -302,6 +304,18 @@ class Application:
                 "api.no_sources", remedy="make sources with `madeira apply` or the API; until then every event is refused"
             )
         return rules
+
+
+def _refuse(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answers for a process that has ended its work, where a request reaches it all the same."""
+    body = problems.parts(503, "this process ends; nothing was confirmed, send the request again")
+    headers = [
+        ("Content-Type", problems.MEDIA_TYPE),
+        ("Content-Length", str(len(body))),
+        ("Retry-After", str(problems.RETRY_AFTER_S)),
+    ]
+    start_response(f"503 {problems.title(503)}", headers)
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 
 def _expect(rules: Rules) -> None:

@@ -19,6 +19,7 @@ from madeira.broker.hands import START_WITHIN_S, Hand
 from madeira.broker.pulse import Due, Pulse
 from madeira.broker.queues import DELIVER, KEYED, Queues
 from madeira.broker.rebuild import Stopper, rebuild
+from madeira.broker.ticking import TickingBroker
 from madeira.broker.tools import POOL, REDIS_CONNECTIONS, Tools, group_commits
 from madeira.delivery.client import Caller
 from madeira.egress import Egress
@@ -42,8 +43,10 @@ from middleware.tracing import Tracing
 TIMEOUT_S = 3.0
 
 
-def build(settings: Settings) -> MadeiraBroker:
+def build(settings: Settings, *, of_scheduler: bool = False) -> MadeiraBroker:
     """The broker of this process, with its tools and its middleware; opens no connection and starts no thread.
+
+    That `of_scheduler` only ticks.
 
     Raises:
         SettingsError: a setting that workers need is missing.
@@ -59,7 +62,7 @@ def build(settings: Settings) -> MadeiraBroker:
     queues = Queues(
         redis_url=settings.redis_url, namespace=settings.namespace, timeout_s=TIMEOUT_S, connections=REDIS_CONNECTIONS - 1
     )
-    broker = MadeiraBroker(
+    broker = (TickingBroker if of_scheduler else MadeiraBroker)(
         queues=queues,
         process=f"{socket.gethostname()}.{os.getpid()}.{uuid4().hex[:8]}",
         silence_s=settings.silence_s,

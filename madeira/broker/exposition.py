@@ -3,7 +3,7 @@
 That of the workers has a process of its own beside them, which Dramatiq starts as a fork of the master. It adds up the files
 that the worker processes write, so it answers for all of them, and also while one of them is stopped or busy. The scheduler is
 one process; a thread of it serves its page. Dramatiq starts the workers' page once: when its process is killed, a worker process
-serves it from then on.
+serves it from then on. When the master is killed its page ends with it, and the place is free for the next one's.
 
 Several workers on one machine may write into one folder: one of them serves the page of all, and the others wait for its place.
 Those that write into different folders need different ports, else the numbers of all but one are never read.
@@ -15,10 +15,11 @@ import threading
 from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from madeira import log
 from madeira import settings as _settings
+from madeira.broker import master
 from madeira.settings import Settings
 
 _log = log.get(__name__)
@@ -44,14 +45,15 @@ _REMEDIES: Final = {
 
 
 def serve() -> int:
-    """Serve the workers' page until the process is told to stop; never returns by itself."""
+    """Serve the workers' page until the process is told to stop, or the master has gone."""
     values = _settings.load()
     if values.metrics_port:
         _settings.multiproc_dir(values, "worker")
         log.configure(values, "metrics")
         log.catch()
         start(values, values.metrics_port)
-    _wait()
+    master.wait()
+    return 0
 
 
 def start(values: Settings, port: int) -> None:
@@ -167,8 +169,3 @@ class StandIn(Exposition):
             if missed > 1:
                 with suppress(OSError, UnicodeError), self._bound() as server:
                     self._serve(server, was_kept=True)
-
-
-def _wait() -> NoReturn:
-    while True:
-        signal.pause()

@@ -12,7 +12,7 @@ from dramatiq import Broker, Worker, get_broker
 from dramatiq.middleware import CurrentMessage
 
 from madeira import spans
-from madeira.broker import exposition
+from madeira.broker import exposition, master
 from madeira.broker.broker import MadeiraBroker
 from madeira.broker.exposition import StandIn
 from madeira.broker.hands import Hand
@@ -72,6 +72,7 @@ class Tools:
 
     def open(self, worker: Worker) -> None:
         """Open connections and start threads, in the forked worker."""
+        master.end_with_it()
         self.broker.worker = worker
         self.spans = spans.start(self.settings, "worker")
         self.database.open()

@@ -180,7 +180,7 @@ def is_ours(pid: int) -> bool:
 
 def end(pids: set[int], *, patience_s: float) -> None:
     """SIGTERM to each of `pids`, SIGKILL to those that are still there after `patience_s` seconds; waits for their end."""
-    _send(pids, signal.SIGTERM)
+    tell(pids)
     deadline = time.monotonic() + patience_s
     killed = False
     while alive := {pid for pid in pids if _session_of(pid) is not None}:
@@ -188,6 +188,11 @@ def end(pids: set[int], *, patience_s: float) -> None:
             _send(alive, signal.SIGKILL)
             killed = True
         time.sleep(0.05)
+
+
+def tell(pids: set[int]) -> None:
+    """SIGTERM to each of `pids`."""
+    _send(pids, signal.SIGTERM)
 
 
 def _send(pids: set[int], sig: int) -> None:

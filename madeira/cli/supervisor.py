@@ -2,8 +2,8 @@
 
 Every program gets a session of its own: a Ctrl-C in the terminal reaches the supervisor only, which then decides the order.
 The kernel tells a program when the supervisor is gone, so that a `kill -9` of `up` leaves nothing behind. A program that ends
-by itself may leave children that go on working (Dramatiq's do when their master is killed): its whole session is ended
-before it is started again.
+by itself may leave children that have something in hand (a call, when Dramatiq's master is killed): they are told to end, get as
+long as the program would, and only then it is started again.
 """
 
 import signal
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Final, Protocol
 
 from madeira.cli.output import Output
-from madeira.cli.running import end, members
+from madeira.cli.running import end, members, tell
 from madeira.embedded import EmbeddedServer, ServerFailed, die_with_parent
 
 #: Seconds between two looks at what runs.
@@ -29,9 +29,6 @@ _LONGEST_WAIT_S: Final = 30.0
 
 #: Seconds of running after which the waits begin afresh.
 _STEADY_S: Final = 60.0
-
-#: Seconds that children of a program that ended get to end too.
-_ORPHANS_S: Final = 5.0
 
 
 class Part(Protocol):
@@ -77,9 +74,12 @@ class Program:
         self._stop_s = stop_s
         self._reload_signal = reload_signal
         self.process: subprocess.Popen[bytes] | None = None
+        #: When what it has left is killed, after it has ended; None: nothing was left yet.
+        self._left_until: float | None = None
 
     def start(self) -> None:
         """Start it; from the main thread, whose end would count as ours."""
+        self._left_until = None
         self.process = subprocess.Popen(
             self._command,
             env=self._environ,
@@ -93,10 +93,14 @@ class Program:
         threading.Thread(target=self._copy, args=(self.process,), name=f"log-{self.name}", daemon=True).start()
 
     def ended(self) -> str | None:
-        """How it ended; what it has left running is ended too."""
+        """How it ended, once what it has left has ended too."""
         if self.process is None or self.process.poll() is None:
             return None
-        end(members(self.process.pid), patience_s=_ORPHANS_S)
+        is_first = self._left_until is None
+        if self._has_left():
+            if is_first:
+                self._output.line("up", f"{self.name} has ended; what it has left finishes what it has in hand", bold=True)
+            return None
         code = self.process.returncode
         return f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
@@ -106,19 +110,30 @@ class Program:
             return
         self.process.terminate()
         deadline = time.monotonic() + self._stop_s
-        while self.process.poll() is None and time.monotonic() < deadline and not hurry():
+        while (self.process.poll() is None or self._has_left()) and time.monotonic() < deadline and not hurry():
             time.sleep(0.02)
         if self.process.poll() is None:
             self._output.line("up", f"{self.name} does not stop; it is killed")
-            end(members(self.process.pid), patience_s=0)
-            self.process.wait()
-        end(members(self.process.pid), patience_s=_ORPHANS_S)
+        end(members(self.process.pid), patience_s=0)
+        self.process.wait()
         self.process = None
 
     def reload(self) -> None:
         """Pass the wish on, where the program knows it."""
         if self.process is not None and self._reload_signal is not None:
             self.process.send_signal(self._reload_signal)
+
+    def _has_left(self) -> bool:
+        """Whether something is left of the program, which has ended; it is told to end, and killed when its time is over."""
+        assert self.process is not None
+        left = members(self.process.pid)
+        if left and self._left_until is None:
+            self._left_until = time.monotonic() + self._stop_s
+            tell(left)
+        elif left and self._left_until is not None and time.monotonic() >= self._left_until:
+            end(left, patience_s=0)
+            return False
+        return bool(left)
 
     def _copy(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

@@ -281,6 +281,16 @@ class Database:
         with self._mapped():
             return BoundedConnection.connect(self._url, autocommit=True, **kwargs)
 
+    @contextmanager
+    def dedicated(self) -> Iterator[BoundedConnection]:
+        """The same for a block that does a lot on it, and no longer.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or the connection was lost inside the block.
+        """
+        with self._mapped(), self.connect() as conn:
+            yield conn
+
     def trouble(self, timeout_s: float = 1.0) -> str | None:
         """Why Postgres cannot be used; None when it answers, takes writes and has our tables, none missing.
 

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from prometheus_client import REGISTRY
 
+from madeira.errors import StoreUnavailable
 from madeira.store import audit, leases, parts, retention
 from madeira.store.database import Database
 from madeira.store.deliveries import mark_notified
@@ -165,6 +166,20 @@ def test_a_run_ends_when_its_process_is_to_end(database: Database) -> None:
         done = counts(database, is_stopping=lambda: next(asked, True))
         assert done == {"payloads": retention.PAGE}
         assert counts(database) == {"payloads": retention.PAGE + 1}
+
+
+def test_a_run_that_loses_its_session_is_put_off_and_leaves_the_next_one_its_turn(database: Database) -> None:
+    """Postgres that restarts is Postgres that is away: no fault of ours, and nobody waits for a lease to run out."""
+    with database.connect() as conn:
+
+        def cut() -> bool:
+            others = "datname = current_database() AND pid <> pg_backend_pid()"
+            conn.execute(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}".encode())
+            return False
+
+        with pytest.raises(StoreUnavailable, match="Postgres is not available"):
+            counts(database, is_stopping=cut)
+        assert counts(database) == {}
 
 
 def test_a_log_that_is_busy_holds_nothing_else_up(database: Database, database_url: str) -> None:

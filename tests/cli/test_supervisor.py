@@ -50,6 +50,19 @@ WITH_CHILD = (
     "while True: signal.pause()\n"
 )
 
+#: One with a child that, when it is told to end, first finishes what it has in hand: waits for a file.
+WITH_WORK = (
+    "import os, signal, time\n"
+    "say = lambda text: os.write(1, (text + chr(10)).encode())\n"
+    "child = os.fork()\n"
+    "if child: say(f'pid {os.getpid()} child {child}')\n"
+    "else: signal.signal(signal.SIGTERM, lambda *_: say('told'))\n"
+    "while child: signal.pause()\n"
+    "signal.pause()\n"
+    "while not os.path.exists('go'): time.sleep(0.01)\n"
+    "say('finished')\n"
+)
+
 #: One that does not stop when it is told to.
 DEAF = (
     "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('pid', os.getpid(), flush=True)\n"
@@ -143,6 +156,48 @@ def test_children_that_a_killed_program_left_are_ended_first(
     os.kill(number(line), signal.SIGKILL)
     output.wait_for("a: pid", count=2)
     assert number(line, "child") not in members(number(line))
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_children_that_a_killed_program_left_finish_what_they_have_in_hand(
+    supervisor: Supervisor,
+    program: Callable[..., Program],
+    output: Recorder,
+    running: Callable[[], None],
+    tmp_path: Path,
+    stops: bool,
+) -> None:
+    """They are told to end once, and get as long as the program would, also where everything is stopped meanwhile."""
+    supervisor.start(program("a", WITH_WORK))
+    running()
+    os.kill(number(output.wait_for("a: pid")), signal.SIGKILL)
+    output.wait_for("a has ended; what it has left finishes what it has in hand")
+    output.wait_for("a: told")
+    if stops:
+        supervisor.ask_to_stop()
+        stopping = threading.Thread(target=supervisor.stop)
+        stopping.start()
+        output.wait_for("stopping")
+    (tmp_path / "go").touch()
+    output.wait_for("a: finished")
+    if stops:
+        stopping.join(10)
+        assert not stopping.is_alive()
+    else:
+        output.wait_for("a: pid", count=2)
+    assert output.lines.count("a: told") == 1
+
+
+def test_what_a_killed_program_left_and_does_not_end_is_killed(
+    supervisor: Supervisor, program: Callable[..., Program], output: Recorder, running: Callable[[], None]
+) -> None:
+    """After the time that the program would get; then that runs again."""
+    supervisor.start(program("a", WITH_WORK, stop_s=0.5))
+    running()
+    line = output.wait_for("a: pid")
+    os.kill(number(line), signal.SIGKILL)
+    output.wait_for("a was killed by signal SIGKILL; it is started again")
+    assert not members(number(line))
 
 
 def test_parts_are_stopped_in_reverse_order(supervisor: Supervisor, program: Callable[..., Program], output: Recorder) -> None:

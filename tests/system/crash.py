@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 import psycopg
 
+from madeira.cli.running import members
 from tests.receiver import Answer, Call, Receiver
 from tests.servers import OwnPostgres, OwnRedis
 from tests.system.harness import Madeira, Process, threading_wait, wait_until
@@ -129,7 +130,6 @@ class Cast:
     api: Process = field(init=False)
     worker: Process = field(init=False)
     scheduler: Process = field(init=False)
-    orphans: list[int] = field(default_factory=list)
 
     def start(self) -> None:
         self.api = self.madeira.api(workers=2)
@@ -142,12 +142,10 @@ class Cast:
     def _new_scheduler(self) -> Process:
         return self.madeira.start("scheduler", ["periodiq", "madeira.actors"])
 
-    def keep_up(self) -> None:
-        """Start again what has ended by itself, as a supervisor does: the scheduler gives up when Redis is away."""
-        assert self.api.popen.poll() is None, self.api.tail()
-        assert self.worker.popen.poll() is None, self.worker.tail()
-        if self.scheduler.popen.poll() is not None:
-            self.scheduler = self._new_scheduler()
+    def assert_whole(self) -> None:
+        """Nothing has ended that was not killed."""
+        for process in (self.api, self.worker, self.scheduler):
+            assert process.popen.poll() is None, process.tail()
 
     def in_hand(self, *pids: int) -> frozenset[int]:
         """The deliveries in the hands of processes that do nothing any more, as Redis has it."""
@@ -183,17 +181,12 @@ class Cast:
         self.worker = self._new_worker()
 
     def kill_worker_master(self, fault: Fault) -> None:
-        """The children go on without their master, beside those of the next one."""
-        self.orphans += worker_processes(self.worker)
-        os.kill(self.worker.pid, signal.SIGKILL)
-        self.worker.popen.wait(10)
+        """What it has left finishes what it has in hand, beside the processes of the next one, and ends."""
+        killed = self.worker
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.popen.wait(10)
         self.worker = self._new_worker()
-
-    def kill_orphans(self, fault: Fault) -> None:
-        for pid in self.orphans:
-            os.kill(pid, signal.SIGKILL)
-        fault.hands = self.in_hand(*self.orphans)
-        self.orphans = []
+        wait_until(lambda: not members(killed.pid), what="the end of what the master has left")
 
     def kill_scheduler(self, fault: Fault) -> None:
         self.scheduler.kill()
@@ -219,7 +212,7 @@ class Cast:
         wait_until(lambda: all_late(self, fault), what="a row for each outcome that came too late")
 
 
-#: The faults in their order. Orphans are killed after their master, wherever a round begins.
+#: The faults in their order.
 FAULTS: Final[Sequence[tuple[str, Callable[[Cast, Fault], None]]]] = (
     ("API worker", Cast.kill_api_worker),
     ("worker process", Cast.kill_worker_process),
@@ -227,7 +220,6 @@ FAULTS: Final[Sequence[tuple[str, Callable[[Cast, Fault], None]]]] = (
     ("frozen worker", Cast.freeze_worker),
     ("API master", Cast.kill_api_master),
     ("worker master", Cast.kill_worker_master),
-    ("its orphans", Cast.kill_orphans),
     ("Postgres", Cast.kill_postgres),
     ("scheduler", Cast.kill_scheduler),
 )

@@ -244,11 +244,12 @@ class Madeira:
         processes: int = 1,
         threads: int = 8,
         queues: Sequence[str] = (),
+        options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         name: str = "worker",
     ) -> Process:
         """Start a Dramatiq master and wait until its processes work."""
-        args = ["dramatiq", "madeira.actors", "-p", str(processes), "-t", str(threads)]
+        args = ["dramatiq", "madeira.actors", "-p", str(processes), "-t", str(threads), *options]
         if queues:
             args += ["-Q", *queues]
         process = self.start(name, args, env)

@@ -171,9 +171,6 @@ class Site:
     apis: list[Host] = field(default_factory=list)
     workers: list[Host] = field(default_factory=list)
     _processes: dict[str, Process] = field(default_factory=dict)
-    _scheduler: Process | None = None
-    #: How often the scheduler ended by itself and was started again.
-    restarts: int = 0
     _numbers: Iterator[int] = field(default_factory=lambda: count(12))
 
     def start(self) -> None:
@@ -189,7 +186,9 @@ class Site:
         for host in self.workers:
             process = self._processes[host.name]
             wait_until(lambda p=process: "ready for action" in p.tail(10**7), 120, what=f"the start of {host.name}")
-        self.tend()
+        first = self.workers[0]
+        env = self._env(first) | {"MADEIRA_METRICS_PORT": "0"}
+        self._processes["scheduler"] = self.madeira.start("scheduler", first.inside("periodiq", "madeira.actors"), env)
 
     def _start(self, host: Host, *command: str) -> None:
         self._processes[host.name] = self.madeira.start(host.name, host.inside(*command), self._env(host))
@@ -199,14 +198,9 @@ class Site:
         return {"MADEIRA_HOST": host.address, "MADEIRA_DATA_DIR": str(data), "MADEIRA_METRICS_PORT": str(METRICS_PORT)}
 
     def tend(self) -> None:
-        """Start again what may end: the scheduler, when Redis is away. Nothing else may."""
+        """Nothing may end, whatever is cut off."""
         for name, process in self._processes.items():
             assert process.popen.poll() is None, f"{name} ended:\n{process.tail()}"
-        if self._scheduler is None or self._scheduler.popen.poll() is not None:
-            self.restarts += self._scheduler is not None
-            host = self.workers[0]
-            env = self._env(host) | {"MADEIRA_METRICS_PORT": "0"}
-            self._scheduler = self.madeira.start("scheduler", host.inside("periodiq", "madeira.actors"), env)
 
     def stay(self, seconds: float) -> None:
         """Let time pass, as a supervisor does."""

@@ -73,7 +73,7 @@ def play(cast: Cast, traffic: Traffic, faults: list[Fault], n: int) -> None:
         faults.append(fault)
         strike(cast, fault)
         fault.until = time.time()
-        cast.keep_up()
+        cast.assert_whole()
 
 
 def unfinished(cast: Cast) -> int:

@@ -9,13 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from standardwebhooks.webhooks import Webhook
 
 from tests.receiver import Answer, Gate, Receiver
 from tests.servers import OwnPostgres
 from tests.system import crash
 from tests.system.conftest import Launch
-from tests.system.harness import SECRET, Madeira, Process, threading_wait, wait_until
+from tests.system.harness import Madeira, Process, wait_until
 from tests.system.poison import POISON
 
 #: Leases of a second and a half, so that a takeover is a matter of seconds; and no reconcile that could do it instead.
@@ -180,44 +179,6 @@ def overlap_again(madeira: Madeira, receiver: Receiver, workers: crash.Kept) -> 
     if madeira.unfinished() < 6:
         madeira.post()
     return receiver.in_progress == 2
-
-
-@pytest.mark.long
-def test_a_second_master_beside_orphans_is_harmless(launch: Launch, receiver: Receiver) -> None:
-    """The children of a killed master and those of the next one share the cap, and both sign with the new secret."""
-    new = "whsec_YW5vdGhlciBzZWNyZXQgb2YgdGhlIHRlc3Rz"
-    madeira = launch(one_endpoint(receiver, concurrency=2))
-    receiver.answer("/a", Answer(delay_s=0.1))
-    madeira.api()
-    worker = madeira.worker()
-    orphan = worker.children()[0]
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.popen.wait(10)
-    alone = [madeira.post()]
-    madeira.wait_status(alone[0], "succeeded")
-    change_endpoint_secret(madeira, new)
-    changed_at = time.monotonic()
-    madeira.worker()
-    # The orphan's log went with its master: that it follows the file within 2 s shows only in what it sends.
-    threading_wait(max(0.0, changed_at + 2 - time.monotonic()))
-
-    events = madeira.post_many(30)
-    madeira.wait_all()
-    os.kill(orphan, signal.SIGKILL)
-    alone.append(madeira.post())
-    madeira.wait_all()
-
-    assert receiver.max_overlap == 2
-    assert len({madeira.attempts(event)[0]["worker"] for event in alone}) == 2, "first the orphan, then the new one"
-    assert [outcomes(madeira, event) for event in alone + events] == [["succeeded"]] * 32
-    assert receiver.count() == 32
-    for call in receiver.calls[1:]:
-        Webhook(new).verify(call.body, call.headers)
-
-
-def change_endpoint_secret(madeira: Madeira, secret: str) -> None:
-    source, endpoint = madeira.config.split("[[endpoint]]", 1)
-    madeira.configure(f"{source}[[endpoint]]{endpoint.replace(SECRET, secret)}")
 
 
 # -- the way of a retry ---------------------------------------------------------------------------------------------
