@@ -57,8 +57,19 @@ _CREATE: Final = """
 #: Note one file as applied.
 _RECORD: Final = "INSERT INTO schema_migration (name) VALUES (%s)"
 
-#: How this role becomes the owner of this database.
-_OWNING: Final = "SELECT format('ALTER DATABASE %I OWNER TO %I', current_database(), current_user)"
+#: What this role lacks, and what to do about it. Who owns the database may make tables in a schema of `pg_database_owner`, as
+#: `public` is since Postgres 15; before, and in one that somebody made or restored, only whom its owner lets.
+_REMEDY: Final = """
+    SELECT CASE
+        WHEN NOT pg_has_role(t.relowner, 'USAGE')
+        THEN format('the tables belong to another role; migrate as %I', pg_get_userbyid(t.relowner))
+        WHEN s.nspowner = 'pg_database_owner'::regrole
+        THEN format('the role must own its database; ALTER DATABASE %I OWNER TO %I', current_database(), current_user)
+        ELSE format('the role must be let make tables there; GRANT CREATE ON SCHEMA %I TO %I', s.nspname, current_user)
+    END
+    FROM pg_namespace s LEFT JOIN pg_class t ON t.oid = to_regclass('schema_migration')
+    WHERE s.nspname = current_schema()
+"""
 
 #: Whether an index is there and whole; no row when it is not there.
 _IS_WHOLE: Final = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
@@ -91,13 +102,13 @@ def migrate(url: str, *, folder: Path = FOLDER, lock_s: float = LOCK_S, patience
     except psycopg.OperationalError as e:
         raise StoreUnavailable(f"Postgres is not available: {e}") from e
     except psycopg.errors.InsufficientPrivilege as e:
-        raise StoreError(f"{e.diag.message_primary}: the role must own its database; {_remedy(url)}") from e
+        raise StoreError(f"{e.diag.message_primary}: {_remedy(url)}") from e
 
 
 def _remedy(url: str) -> str:
-    """What whoever administers the server types for a role that may not make tables."""
+    """What a role lacks that may not migrate, and what whoever administers the server types."""
     with _connect(url) as conn:
-        found = conn.execute(_OWNING).fetchone()
+        found = conn.execute(_REMEDY).fetchone()
     return str(found and found[0])
 
 

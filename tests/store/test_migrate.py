@@ -59,17 +59,13 @@ def test_a_database_that_cannot_keep_every_character_is_refused(postgres_url: st
             c.execute("DROP DATABASE madeira_latin1 WITH (FORCE)")
 
 
-def test_a_role_that_may_make_no_tables_is_told_what_the_administrator_has_to_type(empty_database_url: str) -> None:
-    """As after `createdb` by somebody else; since Postgres 15 a role makes tables in a database of its own only."""
-    with psycopg.connect(empty_database_url, autocommit=True) as admin:
-        admin.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+@contextmanager
+def no_owner(database_url: str) -> Iterator[tuple[psycopg.Connection, str]]:
+    """The administrator's connection to a database, and the URL of a role that owns nothing there."""
+    with psycopg.connect(database_url, autocommit=True) as admin:
         admin.execute("CREATE ROLE \"no owner\" LOGIN PASSWORD 'x'")
         try:
-            as_other = conninfo.make_conninfo(empty_database_url, user="no owner", password="x")
-            with pytest.raises(StoreError, match="the role must own its database") as refused:
-                migrate(as_other)
-            admin.execute(str(refused.value).partition("; ")[2].encode())
-            assert migrate(as_other)
+            yield admin, conninfo.make_conninfo(database_url, user="no owner", password="x")
         finally:
             admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO CURRENT_USER").format(sql.Identifier(admin.info.dbname)))
             admin.execute('DROP OWNED BY "no owner"; DROP ROLE "no owner"')
@@ -141,6 +137,31 @@ def test_a_role_that_looks_away_from_the_tables_is_not_sent_to_make_them(owner: 
     admin.execute(str(refused.value).split("; ")[1].encode())
     assert database.trouble() is None
     database.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "lacks"),
+    [("pg_database_owner", "the role must own its database"), ("CURRENT_USER", "the role must be let make tables there")],
+)
+def test_a_role_that_may_make_no_tables_is_told_what_the_administrator_has_to_type(
+    empty_database_url: str, owner: str, lacks: str
+) -> None:
+    """As after `createdb` by somebody else: `public` is the owner's of the database, before Postgres 15 the administrator's."""
+    with no_owner(empty_database_url) as (admin, as_other):
+        admin.execute(f"ALTER SCHEMA public OWNER TO {owner}; REVOKE CREATE ON SCHEMA public FROM PUBLIC".encode())
+        with pytest.raises(StoreError, match=lacks) as refused:
+            migrate(as_other)
+        admin.execute(str(refused.value).partition("; ")[2].encode())
+        assert migrate(as_other)
+
+
+def test_a_role_whose_tables_are_another_s_is_told_whose(empty_database_url: str) -> None:
+    """Owning the database would not help then."""
+    migrate(empty_database_url)
+    with no_owner(empty_database_url) as (admin, as_other):
+        admin.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+        with pytest.raises(StoreError, match=f"the tables belong to another role; migrate as {admin.info.user}"):
+            migrate(as_other)
 
 
 def test_without_postgres_migrate_says_so() -> None:
