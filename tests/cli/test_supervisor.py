@@ -270,8 +270,9 @@ def test_the_note_is_private_and_counts_only_while_up_runs(tmp_path: Path) -> No
 
 def test_a_command_may_call_where_the_running_up_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless its own environment says otherwise; the note of an older `up` says nothing of it."""
+    for name in ("MADEIRA_EGRESS_ALLOW", "MADEIRA_DATABASE_URL", "MADEIRA_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MADEIRA_DATA_DIR", str(tmp_path))
-    monkeypatch.delenv("MADEIRA_EGRESS_ALLOW", raising=False)
     folder = DataFolder(tmp_path)
     folder.lock()
     folder.write(Note(pid=1, database_url="d", redis_url="r", api_url="a", egress_allow=["127.0.0.1"], egress_deny=["10.0.0.9"]))
