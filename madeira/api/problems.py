@@ -74,7 +74,7 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "not-implemented": (501, "A transfer encoding other than chunked."),
     "unavailable": (
         503,
-        "A store is away, or secrets of the source cannot be used; nothing was promised, `Retry-After` says when to try again.",
+        "A store is away, secrets cannot be used, or too many bodies come; nothing was promised, try again after `Retry-After`.",
     ),
 }
 
