@@ -213,6 +213,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Have a request answered; whether the connection is kept."""
         if req.version >= _NAMES_ITS_HOST and not any(name == "HOST" for name, _ in req.headers):
             raise NoHost
+        if any(name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")) for name, value in req.headers):
+            # gunicorn sees it only where it is the one option.
+            req.force_close()
         # For whoever reads the body, and finds that nothing can follow it.
         req.body.message = req
         if self.cfg.is_ssl:
