@@ -10,13 +10,13 @@ from madeira.api import app, batch
 #: a thread.
 WAITING_MAX: Final = 65_536
 
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*0*([0-9]{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
 
 #: A body that is not simply to be waited for: its sender waits for a word first, or it is in chunks.
-_NOT_PLAIN: Final = re.compile(rb"\r\n(?:expect|transfer-encoding)[ \t]*:", re.IGNORECASE)
+_NOT_PLAIN: Final = re.compile(rb"\r\n(expect|transfer-encoding)[ \t]*:", re.IGNORECASE)
 
-#: What a body in chunks ends with, as nearly all senders end it; of another one it is seen as it is read.
-_LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
+#: How a chunk begins, as nearly all senders have it; of another one it is seen as it is read.
+_CHUNK: Final = re.compile(rb"([0-9a-f]{1,8})\r\n", re.IGNORECASE)
 
 #: The one kind of request whose body may be larger than an event's.
 _BATCH: Final = b"POST /v1/events/batch"
@@ -56,14 +56,24 @@ def of(conn: Any) -> Arrival:
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return Arrival(len(data), WAITING_MAX + 1, is_whole=False)
-    if _NOT_PLAIN.search(data, 0, end + 2):
-        return Arrival(0, 0, is_whole=data.endswith(_LAST_CHUNK))
+    if kinds := {kind.lower() for kind in _NOT_PLAIN.findall(data, 0, end + 2)}:
+        return Arrival(0, 0, is_whole=b"expect" not in kinds and _has_last_chunk(data, end + 4))
     lengths = _LENGTH.findall(data, 0, end + 2)
-    # What will be refused by its head is refused at once.
-    if len(lengths) != 1 or int(lengths[0]) > _limit(data):
+    if len(lengths) != 1:
         return _AT_ONCE
+    if int(lengths[0]) > _limit(data):
+        # It is refused by its head, at once; unless it is a batch whose address is written otherwise, which is read.
+        return Arrival(0, 0, is_whole=False)
     size = end + 4 + int(lengths[0])
     return Arrival(min(len(data), WAITING_MAX), min(size, WAITING_MAX), is_whole=len(data) >= size)
+
+
+def has_begun(sock: socket.socket) -> bool:
+    """Whether some of a request is there, on a connection that was idle."""
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
 
 
 def held(conn: Any) -> bytes:
@@ -71,6 +81,16 @@ def held(conn: Any) -> bytes:
     return conn.parser.unreader.buf.getvalue() if conn.parser is not None else b""
 
 
+def _has_last_chunk(data: bytes, at: int) -> bool:
+    """Whether the body in chunks that begins `at` a place in `data` ends there, too."""
+    while chunk := _CHUNK.match(data, at):
+        size = int(chunk[1], 16)
+        if size == 0:
+            return data.startswith(b"\r\n", chunk.end())
+        at = chunk.end() + size + len(b"\r\n")
+    return False
+
+
 def _limit(data: bytes) -> int:
-    """Bytes that the body of the request that begins with `data` may have."""
+    """Bytes that the body of the request that begins with `data` may have, unless it is written in an uncommon way."""
     return batch.MAX_BYTES if data.startswith(_BATCH) else int(app.settings.max_body)

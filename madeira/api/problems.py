@@ -74,7 +74,7 @@ TYPES: Final[dict[str, tuple[int, str]]] = {
     "not-implemented": (501, "A transfer encoding other than chunked."),
     "unavailable": (
         503,
-        "A store is away, secrets of the source cannot be used, or the process ends; nothing was promised, see `Retry-After`.",
+        "A store or secrets cannot be used, too many bodies come, or the process ends; nothing was promised: see `Retry-After`.",
     ),
 }
 

@@ -53,6 +53,30 @@ class Outgoing:
             self._wait()
             self._push()
 
+    def send(self, data: bytes) -> int:
+        """Send `data` (that a body is waited for) now, or with what follows.
+
+        Raises:
+            OSError: the client has gone.
+        """
+        self._kept += data
+        self._push()
+        return len(data)
+
+    def shutdown(self, how: int) -> None:
+        """Be the socket where its client is read no further; that the answer ended in the middle is not for gunicorn to hide."""
+        if how != socket.SHUT_RD:
+            raise OSError(errno.ENOTSUP, "whoever has the connection ends it")
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        """Leave the connection to whoever has it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client may have got some of the answer."""
+        return self._size > len(self._kept)
+
     def finish(self) -> bytearray:
         """Send what is left; what the kernel does not take of it.
 
@@ -91,3 +115,9 @@ def push(sock: socket.socket, kept: bytearray) -> None:
 def give_up(sock: socket.socket) -> None:
     """Have the kernel forget at the close what it has taken and the client has not."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
+def break_off(sock: socket.socket) -> None:
+    """Reset a connection: whoever reads up to its end, as HTTP/1.0 has it, is not to take what there is for the whole."""
+    give_up(sock)
+    sock.close()

@@ -29,12 +29,11 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Final
 
-from gunicorn import util  # type: ignore[import-untyped]
 from gunicorn.http import errors  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker  # type: ignore[import-untyped]
 
 from madeira import log
-from madeira.api import arrival, closing, problems, reading, sending, sharing
+from madeira.api import arrival, closing, reading, refusing, sending, sharing
 
 #: Seconds that a client may take to close after its last answer, and bytes that it may still send (RFC 9112, section 9.6).
 _PARTING_S: Final = 2.0
@@ -58,25 +57,8 @@ _WAITS: Final = object()
 #: The same, where its body must be waited for by a thread, and as many threads as may do.
 _PARKED: Final = object()
 
-#: Since when a request names the host that it is for.
-_NAMES_ITS_HOST: Final = (1, 1)
-
-
-class NoHost(errors.ParseException):  # type: ignore[misc]
-    """A request that does not name the host that it is for; RFC 9112, section 3.2, has it refused."""
-
-
-_REFUSALS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
-    (errors.LimitRequestLine, 414, "the request line is too long"),
-    (errors.LimitRequestHeaders, 431, "the headers are too many or too long"),
-    (errors.ExpectationFailed, 417, "only Expect: 100-continue is supported"),
-    (errors.UnsupportedTransferCoding, 501, "Transfer-Encoding may be chunked only"),
-    (errors.InvalidHeaderName, 400, "the name of a header is not valid"),
-    (errors.InvalidHeader, 400, "a header is repeated, contradictory, or holds what it may not"),
-    (errors.ObsoleteFolding, 400, "a header is folded over several lines"),
-    (NoHost, 400, "the header Host is missing"),
-    (errors.ParseException, 400, "the request is malformed"),
-)
+#: Seconds after which it waits no longer: three times as long as a thread waits for a body that does not come.
+_PARKED_S: Final = 3 * reading.PATIENCE_S
 
 #: Of all workers of this master.
 shares: Final = sharing.Shares()
@@ -105,6 +87,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._turn = sharing.Turn(shares)
         #: Until when no connection is taken, since there are no files for them.
         self._exhausted_until = 0.0
+        self._is_exhausted = False
 
     def accept(self, listener: Any) -> None:
         """Take a connection, if there is one, and it is not another process' turn."""
@@ -119,17 +102,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             _log.warning("http.not_accepted", reason=str(e), connections=self.nr_conns)
             self._exhausted_until = time.monotonic() + _RECOVERS_S
             super().set_accept_enabled(False)
-            self._make_room()
+            # Room is made when all has been seen to that came with this: an idle connection may have a request by now.
+            self._is_exhausted = True
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
         """Answer a request that no application saw."""
-        for kind, status, detail in _REFUSALS:
-            if isinstance(exc, kind):
-                _log.info("http.refused", status=status, reason=type(exc).__name__)
-                _answer(client, status, detail)
-                return
-        _log.error("http.failed", exc_info=exc)
-        _answer(client, 500, "an error inside Madeira; it is in the log")
+        refusing.refuse(client, exc)
 
     def enqueue_req(self, conn: Any) -> None:
         """Have a thread see to a connection."""
@@ -143,7 +121,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         follows = time.monotonic() - getattr(conn, "answered", -math.inf) <= _LINGER_S
         while (result := self._handle(conn)) is True and not conn.unsent:
             conn.answered = time.monotonic()
-            follows = follows and self._lingers(conn)
+            # Who waits for a body of its own comes first: one who makes no pause would keep its turn for ever.
+            follows = follows and not (conn.has_turn and self._parked) and self._lingers(conn)
             if not follows:
                 break
         return result
@@ -168,7 +147,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             return False
         if come > arrival.WAITING_MAX:
-            _answer(conn.sock, 431, "the headers are too many or too long")
+            refusing.answer(conn.sock, 431, "the headers are too many or too long")
             return False
         if come >= needed:
             conn.since = None
@@ -179,7 +158,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if come and since is None:
             conn.since = since = now
         if since is not None and now >= since + reading.allowed_s(needed):
-            _answer(conn.sock, 408, "the request did not come in time")
+            refusing.answer(conn.sock, 408, "the request did not come in time")
             return False
         # Not before there is more than now: a socket with something to read would wake the poller all the time.
         wanted = come + 1 if needed > arrival.WAITING_MAX else needed
@@ -202,26 +181,41 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def handle_request(self, req: Any, conn: Any) -> bool:
         """Have a request answered; whether the connection is kept."""
-        if req.version >= _NAMES_ITS_HOST and not any(name == "HOST" for name, _ in req.headers):
-            raise NoHost
+        refusing.require_host(req)
+        if any(name == "CONNECTION" and "close" in map(str.strip, value.lower().split(",")) for name, value in req.headers):
+            # gunicorn sees it only where it is the one option.
+            req.force_close()
         # For whoever reads the body, and finds that nothing can follow it.
         req.body.message = req
         if self.cfg.is_ssl:
             return bool(super().handle_request(req, conn))
         outgoing = sending.Outgoing(conn.sock)
-        is_kept = bool(super().handle_request(req, SimpleNamespace(sock=outgoing, client=conn.client, server=conn.server)))
+        try:
+            is_kept = bool(super().handle_request(req, SimpleNamespace(sock=outgoing, client=conn.client, server=conn.server)))
+        except StopIteration:
+            # The application failed in the middle of its answer, as gunicorn has logged.
+            if outgoing.has_begun:
+                sending.break_off(conn.sock)
+            else:
+                refusing.answer(conn.sock, 500, refusing.FAILED)
+            return False
         conn.unsent = outgoing.finish()
         return is_kept
 
     def _keepalive_after(self, conn: Any, keepalive: bool) -> bool:
         """Whether the connection is kept: not if what was not read of the body has yet to come, which no thread waits for."""
-        return keepalive and bool(conn.parser.finish_body(deadline=time.monotonic() + _REST_S))
+        try:
+            return keepalive and bool(conn.parser.finish_body(deadline=time.monotonic() + _REST_S))
+        except (errors.ParseException, OSError):
+            # The request has had its answer: another one would be taken for that of the next.
+            return False
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """What follows a thread's work, in the main thread: what has not arrived, or not left, waits at the poller."""
         self._in_hand -= 1
         result = False if fs.cancelled() or fs.exception() is not None else fs.result()
         if result is _PARKED:
+            conn.timeout = time.monotonic() + _PARKED_S
             self._parked.append(conn)
         elif result is _WAITS:
             self._await(conn)
@@ -323,7 +317,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             else:
                 self.nr_conns -= 1
                 conn.close()
-        if self.nr_conns >= self.worker_connections:
+        for conn in [conn for conn in self._parked if conn.timeout <= now]:
+            self._parked.remove(conn)
+            _log.info("http.refused", status=503, reason="NoTurn")
+            refusing.answer(conn.sock, 503, "too many bodies are waited for; try again")
+            self._part(conn)
+        if self._is_exhausted or self.nr_conns >= self.worker_connections:
+            self._is_exhausted = False
             self._make_room()
 
     def _cap_keepalive(self, deadline: float) -> None:
@@ -335,7 +335,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """Wait for what comes next; meanwhile the other processes know how many connections this one has."""
-        if self.alive:
+        if self.alive and self._exhausted_until > time.monotonic():
+            shares.end(self.age)
+        elif self.alive:
             shares.tell(self.age, self.nr_conns)
         left_s = self._holds_back_s()
         super().wait_for_and_dispatch_events(min(timeout, left_s) if left_s > 0 else timeout)
@@ -346,15 +348,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _make_room(self) -> None:
         """Close the connection that has been idle for longest: those that are kept in reserve are not to keep others out."""
-        silent = [conn for conn in self.pending_conns if conn.since is None]
-        idle = [(conn.timeout, conns, conn) for conns in (self.keepalived_conns, silent) for conn in list(conns)[:1]]
-        if not idle:
-            return
-        _, conns, conn = min(idle, key=itemgetter(0))
-        (self.pending_conns if conns is silent else conns).remove(conn)
-        self.poller.unregister(conn.sock)
-        self.nr_conns -= 1
-        conn.close()
+        kept = [(conn.timeout, self.keepalived_conns, conn) for conn in self.keepalived_conns]
+        silent = [(conn.timeout, self.pending_conns, conn) for conn in self.pending_conns if conn.since is None]
+        for _, conns, conn in sorted([*kept, *silent], key=itemgetter(0)):
+            if not arrival.has_begun(conn.sock):
+                conns.remove(conn)
+                self.poller.unregister(conn.sock)
+                self.nr_conns -= 1
+                conn.close()
+                return
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """Begin or cease to accept connections; the last time, first take those that are already there.
@@ -379,15 +381,3 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         while before != self.nr_conns < self.worker_connections:
             before = self.nr_conns
             self.accept(listener)
-
-
-def _answer(client: socket.socket, status: int, detail: str) -> None:
-    body = problems.parts(status, detail)
-    head = (
-        f"HTTP/1.1 {status} {problems.title(status)}\r\nConnection: close\r\n"
-        f"Content-Type: {problems.MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    try:
-        util.write_nonblock(client, head.encode("latin-1") + body)
-    except OSError:
-        _log.debug("http.client_gone")

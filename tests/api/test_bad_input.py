@@ -297,6 +297,25 @@ def test_odd_framing_is_refused(shared_api: Api, data: Callable[[], bytes], stat
     check(shared_api.raw(data()), status)
 
 
+def test_a_body_that_nobody_wants_and_that_is_malformed_gets_no_answer_of_its_own(shared_api: Api) -> None:
+    """A second one would be taken for that of the next request."""
+    with socket.create_connection(("127.0.0.1", shared_api.port), timeout=20) as s:
+        s.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n0\r\n\r\n")
+        answers = b"".join(iter(lambda: s.recv(4096), b""))
+    assert answers.startswith(b"HTTP/1.1 200 ")
+    assert answers.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("lines", [b"Connection: TE, Close", b"Connection: keep-alive\r\nConnection: close"])
+def test_whoever_asks_for_the_last_answer_gets_it(shared_api: Api, lines: bytes) -> None:
+    """Wherever among the options it says so: the connection is closed, and what comes behind is not answered."""
+    with socket.create_connection(("127.0.0.1", shared_api.port), timeout=20) as s:
+        s.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answers = b"".join(iter(lambda: s.recv(4096), b""))
+    assert answers.count(b"HTTP/1.1 200 ") == 1
+    assert b"connection: close" in answers.lower()
+
+
 @pytest.mark.parametrize("request_line", [b"GET /healthz HTTP/1.0\r\n", b"GET /healthz HTTP/1.1\r\nHost:\r\n"])
 def test_whoever_need_not_name_a_host_is_answered(shared_api: Api, request_line: bytes) -> None:
     """HTTP/1.0 knew no hosts, and a host without a name is one that is named (RFC 9110, section 7.2)."""

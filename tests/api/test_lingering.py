@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ class Scripted(server.Worker):
         self.cfg = SimpleNamespace(is_ssl=False, threads=THREADS)
         self.alive = True
         self._in_hand = 1
+        self._parked = deque()
         self.results: list[Any] = []
         self.handled = 0
         #: What the client does when it has been answered.
@@ -50,7 +52,7 @@ def ends() -> Iterator[tuple[SimpleNamespace, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(b"1")
-        yield SimpleNamespace(sock=ours, parser=None, answered=float("inf")), theirs
+        yield SimpleNamespace(sock=ours, parser=None, answered=float("inf"), has_turn=False), theirs
 
 
 Ends = tuple[SimpleNamespace, socket.socket]
@@ -81,7 +83,7 @@ def test_the_thread_is_free_when_nothing_follows_in_a_moment(worker: Scripted, e
     assert worker.handled == 1
 
 
-@pytest.mark.parametrize("reason", ["busy", "stopping", "not quick", "new", "encrypted"])
+@pytest.mark.parametrize("reason", ["busy", "stopping", "not quick", "new", "encrypted", "others wait for bodies"])
 def test_nobody_is_waited_for_when_it_may_cost_somebody_else(worker: Scripted, ends: Ends, reason: str) -> None:
     """The next request, which is there already, waits for its turn like everybody's."""
     conn, client = ends
@@ -95,6 +97,9 @@ def test_nobody_is_waited_for_when_it_may_cost_somebody_else(worker: Scripted, e
         conn.answered = 0.0
     elif reason == "new":
         del conn.answered
+    elif reason == "others wait for bodies":
+        conn.has_turn = True
+        worker._parked.append(SimpleNamespace())
     else:
         worker.cfg.is_ssl = True
     assert worker.handle(conn) is True

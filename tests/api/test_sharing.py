@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from madeira.api import server
 from madeira.api.sharing import Shares, Turn
 from tests.api.serving import Api
 from tests.system.harness import wait_until
@@ -108,3 +110,28 @@ def test_one_that_stands_still_is_waited_for_once() -> None:
     shares.end(1)
     assert ours.left_s(9) == 0
     assert not ours.leaves(9)
+
+
+def test_nothing_is_left_to_a_process_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks, for what it has already, and takes none."""
+
+    class Looking(server.Worker):
+        """A worker without a process or connections."""
+
+        def __init__(self) -> None:
+            self.alive, self.age, self.nr_conns = True, 1, 0
+            self.poller = selectors.DefaultSelector()
+            self._turn = Turn(shares)
+            self._exhausted_until = 0.0
+
+    shares = Shares()
+    monkeypatch.setattr(server, "shares", shares)
+    with contextlib.closing((worker := Looking()).poller):
+        worker.wait_for_and_dispatch_events(0)
+        assert shares.behind(9)
+        worker._exhausted_until = time.monotonic() + 0.1
+        worker.wait_for_and_dispatch_events(0)
+        assert not shares.behind(9)
+        wait_until(lambda: worker._exhausted_until < time.monotonic())
+        worker.wait_for_and_dispatch_events(0)
+        assert shares.behind(9)

@@ -5,11 +5,12 @@ import http.client
 import json
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from madeira.api import reading
+from madeira.api import reading, sending
 from tests.api.serving import Api
 
 #: Many more than the threads that serve them.
@@ -68,3 +69,19 @@ def test_a_client_that_reads_late_gets_everything(shared_api: Api) -> None:
         first, *others = (body(stream) for _ in range(100))
         assert json.loads(first)
         assert set(others) == {first}
+
+
+def test_the_word_that_a_body_is_waited_for_waits_for_no_reader() -> None:
+    """It goes before what follows, when there is room again."""
+    word = b"HTTP/1.1 100 Continue\r\n\r\n"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        full = bytearray(b"x" * 10_000_000)
+        sending.push(ours, full)
+        # Of a send that waits, of which there is to be none.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+        outgoing = sending.Outgoing(ours)
+        outgoing.send(word)
+        outgoing.sendall(b"HTTP/1.1 202 Accepted\r\n")
+        kept = outgoing.finish()
+        assert kept == word + b"HTTP/1.1 202 Accepted\r\n"

@@ -116,6 +116,49 @@ def test_bodies_that_do_not_come_leave_threads_to_others(
     assert rows(database_url) == 6
 
 
+def test_bodies_that_only_seem_to_have_come_leave_threads_to_others(
+    serve: Callable[..., Api], database_url: str, redis_url: str
+) -> None:
+    """However what a thread must wait for is written; a body in chunks that has come needs none of their turns."""
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="4").start()
+    batch = head(BODY, **{"Content-Length": "2000000", "Content-Type": "application/x-ndjson"})
+    disguised = [
+        head(BODY, **{"Content-Length": "00000000002000"}),
+        b"\r\n" + batch.replace(b"/v1/events", b"/v1/events/batch"),
+        batch.replace(b"/v1/events", b"/v1/events/%62atch"),
+        head(BODY, **{"Transfer-Encoding": "chunked"}) + b"100\r\nx\r\n0\r\n\r\n",
+        head(BODY, **{"Content-Length": "2000", "Expect": "100-continue"}) + b"5\r\nhello\r\n0\r\n\r\n",
+    ]
+    with contextlib.ExitStack() as stack:
+        for said in disguised * 4:
+            stalled = stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=20))
+            stalled.sendall(said)
+        for n in range(5):
+            assert api.request("GET", "/healthz", timeout_s=3).status == 200
+            whole = head(event(f"e{n}"), **{"Transfer-Encoding": "chunked"})
+            whole += b"%x\r\n%s\r\n0\r\n\r\n" % (len(event(f"e{n}")), event(f"e{n}"))
+            with socket.create_connection(("127.0.0.1", api.port), timeout=3) as connection:
+                connection.sendall(whole + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert status(connection) == 202
+    assert rows(database_url) == 5
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_nobody_waits_for_a_turn_for_ever(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
+    """Who comes behind many bodies that do not come is told so, and may try again."""
+    api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="2").start()
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=60)) for _ in range(8)]
+        for connection in stalled:
+            connection.sendall(head(BODY, **{"Transfer-Encoding": "chunked"}))
+        found = [status(connection) for connection in stalled]
+        assert set(found) == {408, 503}, found
+        assert found.count(503) >= 3, found
+        assert time.monotonic() - started < 60
+
+
 @pytest.mark.long
 @pytest.mark.alone
 def test_a_byte_now_and_then_does_not_prolong_a_body(serve: Callable[..., Api], database_url: str, redis_url: str) -> None:
