@@ -225,11 +225,12 @@ class Comparison:
             return reader(conn, ids)
 
     def _unnotified(self) -> None:
-        page = self._read(rows.dead_unnotified, 0, PAGE)
-        known = {str(ref.delivery_id): 0.0 for ref in page}
-        missing = self._queues.unknown(DEAD_LETTER, list(known.items()))
-        self._queues.ensure([Ensure(DEAD_LETTER, key) for key in missing])
-        self.note("dead_letter_not_queued", len(missing))
+        page = self._read(rows.dead_unnotified, 0, PAGE, older_than_s=self._grace_s)
+        missing = self._queues.unknown(DEAD_LETTER, [(str(ref.delivery_id), 0.0) for ref in page])
+        told = self._read_set(rows.notified_among, [int(key) for key in missing]) if missing else set()
+        lost = [Ensure(DEAD_LETTER, key) for key in missing if int(key) not in told]
+        self._queues.ensure(lost)
+        self.note("dead_letter_not_queued", len(lost))
 
     # -- the broker knows it, Postgres has finished it ----------------------------------------------------------
 

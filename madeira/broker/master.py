@@ -10,7 +10,9 @@ sent, and the first that comes from outside after the master has gone says what 
 thread ends that has forked, and never when the master is gone before it is asked for.)
 """
 
+import functools
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import select
 import signal
@@ -63,11 +65,30 @@ class _Watch:
         self._is_ending = False
         #: Whether the next signal tells only that the master has gone.
         self._is_known = False
+        #: Set when the master has heard that this process has booted, or never will.
+        self._is_heard = threading.Event()
 
     def start(self) -> None:
         for number in self._handlers:
             signal.signal(number, self._on_signal)
+        for part in getattr(multiprocessing.current_process(), "_args", ()):
+            if isinstance(part, multiprocessing.synchronize.Event):
+                part.set = functools.partial(self._say, part.set)  # type: ignore[method-assign]
         threading.Thread(target=self._run, name="madeira-master", daemon=True).start()
+
+    def _say(self, booted: Callable[[], None]) -> None:
+        """Tell the master that this process has `booted`, unless it has gone.
+
+        An event that is set waits until all have woken that waited for it. A master that was killed meanwhile never does: this
+        process would stand there for ever, with all its threads at work, and not come to look whether it is to end.
+        """
+
+        def say() -> None:
+            booted()
+            self._is_heard.set()
+
+        threading.Thread(target=say, name="madeira-booted", daemon=True).start()
+        self._is_heard.wait()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         with self._lock:
@@ -85,6 +106,7 @@ class _Watch:
         _log.warning("worker.master_gone", detail="this process finishes what it has begun, and ends")
         if not is_ending:
             self._handlers[signal.SIGTERM](signal.SIGTERM, None)
+        self._is_heard.set()
 
 
 def _wait_for(pid: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from madeira import binding, metrics_files, settings
+from madeira import binding, settings
 from madeira.cli import common, demo
 from madeira.cli.apply import read, told
 from madeira.cli.common import json_option, url_of
@@ -99,10 +99,6 @@ class _Up:
         if self._demo_started_at is not None:
             self._start_receiver()
         self._apply()
-        for family in ("worker", "scheduler"):
-            folder = self._values.data_dir / "metrics" / family
-            folder.mkdir(parents=True, exist_ok=True)
-            metrics_files.clear(folder)
         self._start_madeira()
         self._output.line("up", f"the API listens on {self._url}; stop with Ctrl-C")
         self._tell_of_the_console()

@@ -107,11 +107,18 @@ _STILL_UNROUTED: Final = """
     WHERE route_at IS NOT NULL
 """
 
+#: Which of some deliveries are still dead letters that nobody was told of.
+_STILL_UNNOTIFIED: Final = """
+    SELECT id FROM (SELECT id, died_at, notified_at FROM delivery WHERE id = ANY(%(ids)s::bigint[]) OFFSET 0) d
+    WHERE died_at IS NOT NULL AND notified_at IS NULL
+"""
+
 #: Dead letters that nobody was told of.
 _DEAD_UNNOTIFIED: Final = """
     SELECT id, event_seq, lane
     FROM delivery
     WHERE died_at IS NOT NULL AND notified_at IS NULL AND id > %(after)s
+          AND died_at <= now() - %(older_than_s)s * interval '1 s'
     ORDER BY id
     LIMIT (SELECT %(limit)s)
 """
@@ -202,9 +209,15 @@ def finished_events_among(conn: psycopg.Connection[Any], seqs: Sequence[int]) ->
     return set(seqs) - {row[0] for row in conn.execute(_STILL_UNROUTED, {"ids": numbers(seqs)}, binary=True)}
 
 
-def dead_unnotified(conn: psycopg.Connection[Any], after_id: int, limit: int) -> list[DeliveryRef]:
-    """Dead letters that nobody was told of, from `after_id` on (not included)."""
-    rows = conn.execute(_DEAD_UNNOTIFIED, {"after": after_id, "limit": limit}, binary=True)
+def notified_among(conn: psycopg.Connection[Any], ids: Sequence[int]) -> set[int]:
+    """Of which of the deliveries `ids` nobody need be told: those that were, are not dead any more, or are gone."""
+    return set(ids) - {row[0] for row in conn.execute(_STILL_UNNOTIFIED, {"ids": numbers(ids)}, binary=True)}
+
+
+def dead_unnotified(conn: psycopg.Connection[Any], after_id: int, limit: int, *, older_than_s: float = 0.0) -> list[DeliveryRef]:
+    """Dead letters of more than `older_than_s` seconds that nobody was told of, from `after_id` on (not included)."""
+    params = {"after": after_id, "limit": limit, "older_than_s": older_than_s}
+    rows = conn.execute(_DEAD_UNNOTIFIED, params, binary=True)
     return [DeliveryRef(*row) for row in rows]
 
 

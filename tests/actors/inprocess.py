@@ -140,12 +140,12 @@ class InProcess:
         """Where the broker has a delivery."""
         return self.queues.where(DELIVER, [delivery_key(ref)])[0]
 
-    def reconcile(self, queues: Queues | None = None) -> dict[str, int]:
-        """One reconcile run that spares no young row; what it found."""
+    def reconcile(self, queues: Queues | None = None, *, grace_s: float = 0.0) -> dict[str, int]:
+        """One reconcile run that spares no young row, unless it is told to; what it found."""
         # Imported when the actors have a broker.
         from actors import reconcile
 
-        return dict(reconcile.run(queues or self.queues, self.tools.database, period_s=60, grace_s=0.0, force=True))
+        return dict(reconcile.run(queues or self.queues, self.tools.database, period_s=60, grace_s=grace_s, force=True))
 
     def due_later_in_redis_s(self, ref: DeliveryRef) -> float:
         """By how many seconds a delayed delivery is due later in Redis than in Postgres; both have the clock of this machine."""

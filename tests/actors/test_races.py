@@ -117,9 +117,9 @@ class Halting(Queues):
 
 
 @contextlib.contextmanager
-def halted_before(process: InProcess, method: str) -> Iterator[dict[str, int]]:
+def halted_before(process: InProcess, method: str, queue: str = DELIVER) -> Iterator[dict[str, int]]:
     """Within the block a reconcile run stands still before `method`; afterwards the yielded dict holds what it found."""
-    queues, found = Halting(process, method), {}
+    queues, found = Halting(process, method, queue), {}
     thread = Thread(target=lambda: found.update(process.reconcile(queues)))
     thread.start()
     try:
@@ -137,6 +137,22 @@ def test_reconcile_finds_nothing_wrong_with_what_is_settled_but_not_finished(pro
         assert process.place(ref).kind == "held"
     assert process.wait_place(ref, "delayed").delay_s > 25
     assert receiver.count() == 1
+
+
+def test_reconcile_spares_a_death_of_which_redis_has_not_heard_yet(process: InProcess, receiver: Receiver) -> None:
+    with settled_but_not_finished(process, receiver, REFUSED, becomes="dead") as ref:
+        assert process.reconcile(grace_s=60) == {}
+    wait_until(lambda: process.delivery(ref)["notified_at"], what="the notice")
+
+
+def test_a_death_that_is_told_of_between_two_looks_of_reconcile_is_not_missing(process: InProcess, receiver: Receiver) -> None:
+    with contextlib.ExitStack() as reconcile:
+        with settled_but_not_finished(process, receiver, REFUSED, becomes="dead") as ref:
+            found = reconcile.enter_context(halted_before(process, "unknown", DEAD_LETTER))
+        wait_until(lambda: process.delivery(ref)["notified_at"], what="the notice")
+        process.wait_place_of(DEAD_LETTER, str(ref.delivery_id), "nowhere")
+    assert found == {}
+    assert process.queues.where(DEAD_LETTER, [str(ref.delivery_id)])[0].kind == "nowhere"
 
 
 def test_what_is_finished_between_two_looks_of_reconcile_is_not_queued_again(process: InProcess, receiver: Receiver) -> None:

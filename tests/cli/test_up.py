@@ -314,6 +314,37 @@ def test_a_configuration_is_applied_at_the_start_and_changed_while_it_runs(place
 
 
 @pytest.mark.long
+def test_what_workers_had_counted_outlasts_an_up(place: Place) -> None:
+    """A deployment stops everything and starts it again: as after a restart of the workers alone, they count on."""
+    config = place.folder / "rules.toml"
+    config.write_text(
+        '[[source]]\nname = "one"\nsecrets = ["a-secret"]\n'
+        f'[[endpoint]]\nname = "away"\nurl = "http://127.0.0.1:{free_port()}/"\nretry = {{max_attempts = 1}}\n'
+        '[[route]]\nname = "all"\nendpoint = "away"\n'
+    )
+    page = f"http://127.0.0.1:{free_port()}/metrics"
+    place.environ |= {"MADEIRA_CONFIG": str(config), "MADEIRA_METRICS_PORT": page.split(":")[2].split("/")[0]}
+
+    def attempts() -> list[str]:
+        try:
+            text = httpx.get(page).text
+        except httpx.TransportError:
+            return []
+        return re.findall(r'madeira_delivery_attempts_total\{endpoint="away",outcome="retryable"\} (\S+)', text)
+
+    up = place.up()
+    up.wait_for("the API listens")
+    wait_until(lambda: place.accepts("e-0", "--source", "one"), 60, what="the acceptance")
+    wait_until(lambda: attempts() == ["1.0"], 60, what="the first attempt")
+    up.end()
+    again = place.up()
+    again.wait_for("the API listens")
+    wait_until(lambda: place.accepts("e-1", "--source", "one"), 60, what="the acceptance by the next one")
+    again.wait_for("delivery.attempted .*event_id=e-1")
+    assert wait_until(attempts, 60, what="the page of the next one") == ["2.0"]
+
+
+@pytest.mark.long
 def test_keys_are_changed_from_the_terminal(place: Place) -> None:
     """`keygen` makes a key, `reencrypt` brings everything under it, and then the old one is not needed any more."""
     config = place.folder / "rules.toml"
