@@ -111,14 +111,13 @@ class _Watch:
 
 def _wait_for(pid: int) -> None:
     """Wait until the process that has started this one is gone."""
-    parent = os.getppid()
     try:
         found = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     except (AttributeError, OSError):
         # Not Linux, one from before 5.3, or a container that does not allow it.
-        while os.getppid() == parent:
+        while os.getppid() == pid:
             time.sleep(_LOOK_S)
         return
     try:

@@ -48,8 +48,12 @@ os.write(1, b"heard ")
 
 FORBID = "def no(*_): raise PermissionError\nos.pidfd_open = no"
 
+KERNELS = pytest.mark.parametrize(
+    "before", ["", "del os.pidfd_open", FORBID], ids=["told by the kernel", "not on Linux", "not allowed"]
+)
 
-@pytest.mark.parametrize("before", ["", "del os.pidfd_open", FORBID], ids=["told by the kernel", "not on Linux", "not allowed"])
+
+@KERNELS
 def test_the_end_of_a_killed_master_is_noticed(before: str) -> None:
     with started(before) as process:
         assert process.stdin
@@ -61,8 +65,9 @@ def test_the_end_of_a_killed_master_is_noticed(before: str) -> None:
         assert process.stdout.read() == b"ended"
 
 
-def test_a_master_that_is_gone_already_is_not_waited_for() -> None:
-    with started() as process:
+@KERNELS
+def test_a_master_that_is_gone_already_is_not_waited_for(before: str) -> None:
+    with started(before) as process:
         assert process.stdin
         assert process.stdout
         assert process.stdout.read(6) == b"ready "
@@ -91,6 +96,6 @@ def test_a_master_that_was_killed_while_it_waited_for_the_boot_holds_up_nothing(
     assert (b"heard " in said) != is_killed
 
 
-def started(before: str = "") -> "subprocess.Popen[bytes]":
+def started(before: str) -> "subprocess.Popen[bytes]":
     line = [sys.executable, "-c", WAITING.format(before=before)]
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
