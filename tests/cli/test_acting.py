@@ -143,6 +143,8 @@ def test_events_are_listed_by_each_filter(terminal: Terminal) -> None:
     assert listed("--source", "bank") == listed("--endpoint", "a") == listed("--status", "delivering") == ["other"]
     assert listed("--type", "order.*", "--trace", "t", "--limit", "1") == ["e4"]
     assert listed("--since", "2000-01-01", "--until", "2001-01-01T00:00:00+00:00") == []
+    none = terminal.run("events", "list", "--source", "nobody")
+    assert (none.stdout, none.stderr) == ("", "no events\n")
     plain = terminal.run("events", "list").stdout.splitlines()
     assert len(plain) == 6
     assert "bank" in plain[0]
