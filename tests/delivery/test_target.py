@@ -150,7 +150,7 @@ def test_user_and_password_become_a_header_and_leave_the_url():
 @pytest.mark.parametrize(("url", "end"), [("nonsense", ""), ("//a.test/", ""), ("ftp://a.test/", ", not ftp:")])
 def test_a_url_without_http_is_told_how_to_begin(url, end):
     with pytest.raises(BadUrl) as caught:
-        parse(url)
+        target.parse(url)
     assert str(caught.value) == f"the URL must begin with http:// or https://{end}"
 
 
