@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -76,6 +77,15 @@ def test_a_dead_event_is_replayed_queued_and_on_record(terminal: Terminal) -> No
     assert terminal.audited() == [(WHO, "replay", "event shop/one", "mended")]
     terminal.run("replay", "two", "--source", "shop", "--reason", "mended", code=1)
     terminal.run("replay", "one", "--source", "shop", code=2)
+
+
+def test_an_event_that_waits_for_its_time_tells_which(terminal: Terminal) -> None:
+    """As the console does; one that is due at once tells none."""
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    accept(terminal.conn, event_id="later", deliver_at=at)
+    accept(terminal.conn, event_id="now")
+    assert f"  due      {at.astimezone().isoformat(sep=' ', timespec='milliseconds')}\n" in terminal.run("trace", "later").stdout
+    assert "  due " not in terminal.run("trace", "now").stdout
 
 
 def test_an_unrouted_event_is_rerouted(terminal: Terminal) -> None:
