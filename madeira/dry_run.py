@@ -24,12 +24,20 @@ from madeira.delivery.verdict import judge
 from madeira.egress import Egress
 from madeira.event_values import EventValues
 from madeira.expressions import ExpressionFailed, Scope
-from madeira.records import Attempt, Claimed, Decision, Endpoint, NewEvent, PlannedDelivery, RoutableEvent
-from madeira.routing.config import Rules
+from madeira.records import OWN_SOURCE, Attempt, Claimed, Decision, Endpoint, NewEvent, PlannedDelivery, RoutableEvent
+from madeira.routing.config import Rules, did_you_mean
 from madeira.routing.rules import match, why_not
 from madeira.states import DeliveryStatus
 
 _EXPRESSION: Final = re.compile(r"(?s)(\{\{.*?\}\})")
+
+
+def no_source(rules: Rules, name: str) -> str | None:
+    """Why no event of the source `name` can be tried; None when one can."""
+    if name in {*rules.sources, OWN_SOURCE}:
+        return None
+    reason = rules.unusable.get(f"source/{name}") or f"there is none{did_you_mean(name, rules.sources)}"
+    return f"the source {name[:64]!a} cannot post: {reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Settings:
         "off",
         parse.choice("off", "otlp"),
         "`otlp`: spans go to a collector of OpenTelemetry, as its own variables say, such as `OTEL_EXPORTER_OTLP_ENDPOINT` "
-        "(docs/tracing.md); needs `pip install 'madeira[otel]'`. `off`: none, and nothing of it is loaded.",
+        "(docs/tracing.md); needs `pip install '.[otel]'`. `off`: none, and nothing of it is loaded.",
     )
     beat_s: float = _setting(5.0, parse.seconds(0.05, 60), "Time between two heartbeats of a process.", unit="seconds")
     silence_s: float = _setting(

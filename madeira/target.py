@@ -77,7 +77,7 @@ def parse(url: str) -> Target:
     except ValueError as e:
         raise BadUrl(f"the URL is malformed: {e}") from None
     if parts.scheme not in _DEFAULT_PORTS:
-        raise BadUrl(f"the URL must begin with http:// or https://, not {parts.scheme or 'nothing'}:")
+        raise BadUrl("the URL must begin with http:// or https://" + (f", not {parts.scheme}:" if parts.scheme else ""))
     if port == 0 or parts.netloc.endswith(":"):
         raise BadUrl("the URL's port must be between 1 and 65535")
     userinfo, _, rest = parts.netloc.rpartition("@")

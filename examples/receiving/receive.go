@@ -1,6 +1,6 @@
 // Receives Madeira's calls with Go's standard library.
 //
-//	PORT=8900 SECRETS="the-new-secret the-old-secret" go run receive.go
+//	PORT=8901 SECRETS="the-new-secret the-old-secret" go run receive.go
 package main
 
 import (

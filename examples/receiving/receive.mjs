@@ -1,6 +1,6 @@
 // Receives Madeira's calls with Node 18 or later, without a package.
 //
-//     PORT=8900 SECRETS="the-new-secret the-old-secret" node receive.mjs
+//     PORT=8901 SECRETS="the-new-secret the-old-secret" node receive.mjs
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";

@@ -1,6 +1,6 @@
 """Receives Madeira's calls with Madeira's Python client.
 
-PORT=8900 SECRETS="the-new-secret the-old-secret" python receive.py
+PORT=8901 SECRETS="the-new-secret the-old-secret" python receive.py
 """
 
 import os

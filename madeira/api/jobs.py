@@ -168,6 +168,8 @@ def _contradictions(found: Mapping[str, Any]) -> list[FieldError]:
     errors = []
     if action == "cancel" and "rate" in found:
         errors.append(FieldError("rate", "is for a replay or a reroute; a cancel calls nobody"))
+    if action in ("cancel", "reroute") and "ordered" in found:
+        errors.append(FieldError("ordered", f"is for a replay; a {action} has no order"))
     if action in ("replay", "reroute") and found.get("among") == "unfinished":
         errors.append(FieldError("among", f"is for a cancel; a {action} is about what is dead"))
     return errors

@@ -41,7 +41,7 @@ def cancel(event_id: str | None, dead: bool, reason: str, as_json: bool, **asked
     elif event_id is None and source is None and endpoint is not None:
         _endpoint(values, endpoint, reason, as_json)
     else:
-        raise click.UsageError("give EVENT_ID and --source, or --endpoint alone")
+        raise click.UsageError("give EVENT_ID and --source, or say which ones: by --endpoint, --class and others, or --all")
 
 
 def _event(values: Settings, event_id: str, source: str, endpoint: str | None, reason: str, as_json: bool) -> None:

@@ -13,13 +13,12 @@ from madeira.cli.common import configure_log, database, json_option, load, print
 from madeira.cli.endpoints import print_request
 from madeira.cli.filters import File, Whole
 from madeira.cli.listen import one_line
-from madeira.dry_run import Response, document
+from madeira.dry_run import Response, document, no_source
 from madeira.dry_run import dry_run as run
 from madeira.egress import Egress
 from madeira.errors import SettingsError
 from madeira.ids import uuid7
-from madeira.records import OWN_SOURCE, NewEvent
-from madeira.routing.config import did_you_mean
+from madeira.records import NewEvent
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
 from madeira.store import configuration
@@ -56,9 +55,8 @@ def dry_run(
     egress = Egress(allow=values.egress_allow, deny=values.egress_deny)
     with database(values) as db, db.connection() as conn:
         rules = rules_of(configuration.read(conn), sealer=Sealer(values.secret_key))
-    if source not in {*rules.sources, OWN_SOURCE}:
-        reason = rules.unusable.get(f"source/{source}") or f"there is none{did_you_mean(source, rules.sources)}"
-        raise SettingsError(f"the source {one_line(source)!r} cannot post: {reason}")
+    if reason := no_source(rules, source):
+        raise SettingsError(one_line(reason))
     found = document(run(rules, event, egress=egress, now=datetime.now(UTC), response=response))
     if as_json:
         print_json(found)

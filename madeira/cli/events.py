@@ -114,6 +114,7 @@ def _print(event: Mapping[str, Any]) -> None:
         "type": event["event_type"],
         "trace": event["trace_id"],
         "accepted": _time(event["created_at"]),
+        "due": _time(event["deliver_at"]),
         "routed": _time(event["routed_at"]),
         "reason": event["reason"],
         "erased": _erased(event),

@@ -18,6 +18,7 @@ from madeira.lanes import LaneState
 from madeira.lanes.pace import SEPARATOR, endpoint_of
 from madeira.lanes.showing import held, lane
 from madeira.lanes.state import hold_of
+from madeira.routing.config import CALLBACK
 from madeira.store import holding
 from madeira.store.holding import Action, Holding
 
@@ -103,8 +104,10 @@ def _change(name: str, action: Action, reason: str | None, as_json: bool) -> Non
     configure_log(values)
     with database(values) as db, refusals(), db.connection() as conn:
         changed = holding.change(conn, name, action, who=person(), why=reason or None)
+    if changed is None and name == CALLBACK:
+        raise click.ClickException(f"the endpoint {CALLBACK} is built in: it cannot be held [built-in]")
     if changed is None:
-        raise click.ClickException(f"there is no endpoint {name} that could be held")
+        raise click.ClickException(f"there is no endpoint {name!r}")
     now, version = changed.now, changed.version
     if version is not None:
         tell(values, lambda queues: queues.hold(name, version, hold_of(now.state)))

@@ -47,9 +47,12 @@ def list_events(limit: int, follow: bool, as_json: bool, **asked: Any) -> None:
     configure_log(values)
     wanted = Wanted(**(asked | {"status": EventStatus(asked["status"]) if asked["status"] else None}))
     show = _print_json if as_json else _Lines().show
+    event = None
     with database(values) as db:
         for event in _coming(db, wanted) if follow else _newest(db, wanted, limit):
             show(event)
+    if event is None and not as_json:
+        click.echo("no events", err=True)
 
 
 def _newest(db: Database, wanted: Wanted, limit: int) -> Iterator[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ import click
 
 from madeira import settings
 from madeira.cli.common import configure_log, database, json_option, load, person, print_json
-from madeira.errors import MadeiraError
+from madeira.errors import BrokerUnavailable, MadeiraError
 from madeira.settings import Settings
 from madeira.store import retention as store
 from madeira.store.database import Database
@@ -53,10 +53,12 @@ def reconcile(as_json: bool) -> None:
     try:
         with database(values) as db:
             counts = run(broker.wire, db, period_s=values.reconcile_s, force=True)
-    except NotRun as e:
+    except (NotRun, BrokerUnavailable) as e:
+        remedy = "; see that it runs and that MADEIRA_REDIS_URL names it" if isinstance(e, BrokerUnavailable) else ""
+        reason = f"{e}{remedy}"
         if as_json:
-            print_json({"ran": False, "reason": str(e), "differences": {}})
-        raise click.ClickException(f"nothing was compared: {e}") from None
+            print_json({"ran": False, "reason": reason, "differences": {}})
+        raise click.ClickException(f"nothing was compared: {reason}") from None
     finally:
         broker.wire.close()
     if as_json:

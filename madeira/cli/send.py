@@ -18,12 +18,14 @@ from madeira.cli.filters import Whole
 from madeira.delivery.signing import sign
 from madeira.errors import SettingsError
 from madeira.records import Source
-from madeira.routing.config import parse_toml
+from madeira.routing.config import did_you_mean, parse_toml
 from madeira.sealing import Sealer
 from madeira.settings import Settings, secret_reference
 
 #: Seconds that one answer of the API may take.
 _TIMEOUT_S: Final = 10.0
+
+_UNKNOWN: Final = "no configuration file is known (MADEIRA_CONFIG), and what the database has is for the processes only"
 
 
 @click.command()
@@ -31,7 +33,7 @@ _TIMEOUT_S: Final = 10.0
 @click.option("--source", help="Source to post as; needed when the configuration has several.")
 @click.option(
     "--secret",
-    help="Its secret, best as env:NAME: a literal is seen in the list of processes. Absent: taken from the configuration file.",
+    help="Its secret, best as env:NAME: a literal is seen in the list of processes. Absent: that in MADEIRA_CONFIG.",
 )
 @click.option("--url", help="Base URL of the API. Absent: that of this machine.")
 @click.option("--parallel", default=1, show_default=True, type=Whole(1, 64), help="Posts at a time; 1 keeps the order.")
@@ -106,10 +108,11 @@ def _credentials(values: Settings, source: str | None, secret: str | None) -> tu
     if source is None and len(sources) == 1:
         source = next(iter(sources))
     if source is None:
-        known = f"one of {', '.join(sources)}" if sources else "and --secret: no configuration file is known"
+        known = f"one of {', '.join(sources)}" if sources else f"and --secret: {_UNKNOWN}"
         raise click.UsageError(f"give --source, {known}")
     if source not in sources:
-        raise SettingsError(f"the source {source} is not in the configuration file; give its --secret")
+        why = f"the source {source} is not in {values.config}{did_you_mean(source, sources)}" if values.config else _UNKNOWN
+        raise SettingsError(f"{why}; give its --secret")
     return source, sources[source].secrets[0]
 
 

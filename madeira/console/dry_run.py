@@ -101,7 +101,8 @@ def event_of(rules: Rules, form: Mapping[str, str], egress: Egress) -> NewEvent:
         Problem: 422.
     """
     source = form.get("source", "")
-    beside = [] if source in rules.sources else [FieldError("source", "must be the name of a source that can be used")]
+    reason = dry_run.no_source(rules, source)
+    beside = [FieldError("source", reason)] if reason else []
     # Payload and parameters as they are written: numbers must not change on the way.
     texts = {name: json.dumps(form[name]) for name in ("event_id", "event_type", "routing_key", "target_uri") if form.get(name)}
     texts |= {name: form[name] for name in ("payload", "parameters") if form.get(name, "").strip()}

@@ -72,6 +72,9 @@ def build(claim: Claimed, endpoint: Endpoint, *, now: datetime, test: bool = Fal
     except TemplateFailed as e:
         why = f"endpoint {endpoint.name}: {e.reason}"
         raise NotSent(_refusal(ErrorCode.TEMPLATE, why, _printable(endpoint.url), now)) from None
+    if not url:
+        why = f"endpoint {endpoint.name} calls the target_uri of the event, which brought none: post it again with one"
+        raise NotSent(_refusal(ErrorCode.BAD_URL, why, "", now))
     try:
         where = target.parse(url)
     except target.BadUrl as e:

@@ -29,7 +29,7 @@ def load(settings: Settings) -> None:
         from madeira.spans import export  # noqa: F401
     except ModuleNotFoundError as e:
         raise SettingsError(
-            f"MADEIRA_TRACES={settings.traces} needs what `pip install 'madeira[otel]'` installs: there is no module {e.name}"
+            f"MADEIRA_TRACES={settings.traces} needs what `pip install '.[otel]'` installs: there is no module {e.name}"
         ) from None
 
 

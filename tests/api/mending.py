@@ -85,7 +85,8 @@ def mend(case: schemathesis.Case) -> None:
         case.query["reason"] = "tidied up"
     if name == "startJob" and isinstance(case.body, dict):
         # Whatever belongs to a cancel only, or to everything else.
-        case.body = {k: v for k, v in case.body.items() if k != ("rate" if case.body["action"] == "cancel" else "among")}
+        not_of = {"replay": ("among",), "reroute": ("among", "ordered"), "cancel": ("rate", "ordered")}
+        case.body = {k: v for k, v in case.body.items() if k not in not_of[case.body["action"]]}
     if name.startswith(("create", "update", "postEvent", "dryRun")) and isinstance(case.body, dict):
         case.body = _mended(name, case.body)
 

@@ -62,7 +62,7 @@ def test_the_tables_are_what_the_code_says() -> None:
 def prepared(shared_api: Api) -> Api:
     """An API with an event whose delivery is dead, and one that no route wanted, as the page supposes."""
     dead = PlannedDelivery("sink", "sink", (), FailureClass.RECEIVER, "the receiver answered 404")
-    for name, plan in (("order-1", [dead]), ("order-2", [])):
+    for name, plan in (("order-4715", [dead]), ("order-4716", [])):
         # As the page posts it, which then is a duplicate.
         [line] = re.findall(rf'^.*"event_id": "{name}".*\n', PAGE.read_text(), re.MULTILINE)
         assert shared_api.post(line.encode()).status == 202

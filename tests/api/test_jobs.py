@@ -144,6 +144,8 @@ def test_jobs_are_listed_page_by_page(shared_api: Api, conn: "psycopg.Connection
         (ASKED | {"rate": 0}, ["rate"]),
         (ASKED | {"rate": True}, ["rate"]),
         (ASKED | {"action": "cancel", "rate": 5}, ["rate"]),
+        (ASKED | {"action": "cancel", "ordered": True}, ["ordered"]),
+        (ASKED | {"action": "reroute", "ordered": False}, ["ordered"]),
         (ASKED | {"among": "unfinished"}, ["among"]),
         (ASKED | {"key": "two words"}, ["key"]),
         (ASKED | {"dry_run": "yes"}, ["dry_run"]),

@@ -121,6 +121,7 @@ def test_what_cannot_be_sent_is_told_without_a_call(shared_api: Api, receiver: R
     before = audited(shared_api)
     verdicts = [ask(shared_api, f"/v1/endpoints/{name}/test").json for name in (failing, "callback", nowhere)]
     assert [v["verdict"]["error_code"] for v in verdicts] == ["template", "bad_url", "dns"]
+    assert "endpoint callback calls the target_uri of the event, which brought none" in verdicts[1]["verdict"]["reason"]
     assert [v["answer"] for v in verdicts] == [None] * 3
     assert audited(shared_api) == before + 3
     assert ask(shared_api, "/v1/endpoints/callback/test", {"target_uri": receiver.url("/back")}).json["answer"]["status"] == 200
@@ -229,6 +230,12 @@ def test_everything_that_is_wrong_with_a_dry_run_is_told_at_once(shared_api: Api
         assert reply.status == 422
         fields = ["colour", "event_type", "payload", "response.status", "source"]
         assert sorted(e["field"] for e in reply.json["errors"]) == fields
+
+
+def test_a_dry_run_tells_which_source_may_have_been_meant(shared_api: Api) -> None:
+    """As the command does."""
+    reply = ask(shared_api, "/v1/dry-run", {"source": "shopp", "event_type": "a", "payload": 1})
+    assert "'shopp' cannot post: there is none; did you mean 'shop'?" in reply.json["errors"][0]["detail"]
 
 
 def test_a_dry_run_tells_and_does_nothing(shared_api: Api, receiver: Receiver) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -78,6 +79,15 @@ def test_a_dead_event_is_replayed_queued_and_on_record(terminal: Terminal) -> No
     terminal.run("replay", "one", "--source", "shop", code=2)
 
 
+def test_an_event_that_waits_for_its_time_tells_which(terminal: Terminal) -> None:
+    """As the console does; one that is due at once tells none."""
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    accept(terminal.conn, event_id="later", deliver_at=at)
+    accept(terminal.conn, event_id="now")
+    assert f"  due      {at.astimezone().isoformat(sep=' ', timespec='milliseconds')}\n" in terminal.run("trace", "later").stdout
+    assert "  due " not in terminal.run("trace", "now").stdout
+
+
 def test_an_unrouted_event_is_rerouted(terminal: Terminal) -> None:
     seq = accept(terminal.conn, event_id="one")
     routing.route(terminal.conn, [(seq, [])])
@@ -143,6 +153,8 @@ def test_events_are_listed_by_each_filter(terminal: Terminal) -> None:
     assert listed("--source", "bank") == listed("--endpoint", "a") == listed("--status", "delivering") == ["other"]
     assert listed("--type", "order.*", "--trace", "t", "--limit", "1") == ["e4"]
     assert listed("--since", "2000-01-01", "--until", "2001-01-01T00:00:00+00:00") == []
+    none = terminal.run("events", "list", "--source", "nobody")
+    assert (none.stdout, none.stderr) == ("", "no events\n")
     plain = terminal.run("events", "list").stdout.splitlines()
     assert len(plain) == 6
     assert "bank" in plain[0]

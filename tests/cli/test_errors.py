@@ -79,6 +79,15 @@ def test_send_with_impossible_names(environ: dict[str, str]) -> None:
     assert "t0p" not in told
 
 
+@pytest.mark.parametrize(("config", "told"), [(True, "did you mean 'shop'?; give its --secret"), (False, "(MADEIRA_CONFIG)")])
+def test_send_as_a_source_whose_secret_is_not_known(environ: dict[str, str], tmp_path: Path, config: bool, told: str) -> None:
+    """With the file that was looked at, or that there is none."""
+    file = tmp_path / "madeira.toml"
+    file.write_text('[[source]]\nname = "shop"\nsecrets = ["env:SHOP"]\n')
+    more = {"MADEIRA_CONFIG": str(file), "SHOP": "a-secret-of-it"} if config else {}
+    assert told in complaint(environ | more, "send", "--source", "shopp", '{"event_type": "a", "payload": 1}')
+
+
 def test_up_with_an_impossible_folder(environ: dict[str, str], tmp_path: Path) -> None:
     """The line names the setting."""
     (tmp_path / "file").write_text("")

@@ -87,6 +87,13 @@ def test_an_endpoint_that_is_held_already_is_told_so(terminal: Terminal) -> None
     assert terminal.run("endpoints", "resume", "a").startswith("endpoint a is active already, since ")
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("callback", "the endpoint callback is built in: it cannot be held"), ("aa", "there is no endpoint 'aa'")]
+)
+def test_an_endpoint_that_cannot_be_held_is_told_why(terminal: Terminal, name: str, told: str) -> None:
+    assert told in run(terminal.env, "endpoints", "pause", name, "--reason", WHY, code=1).stderr
+
+
 def test_without_redis_it_is_shown_how_an_endpoint_is_held(terminal: Terminal) -> None:
     """Postgres knows that; of the lane nobody knows anything."""
     found = json.loads(terminal.run("endpoints", "show", "a", "--json", MADEIRA_REDIS_URL=""))

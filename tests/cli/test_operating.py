@@ -38,6 +38,16 @@ def test_reconcile_says_that_redis_is_empty(environ: dict[str, str]) -> None:
     assert (done.returncode, done.stdout) == (0, "no differences\n")
 
 
+def test_reconcile_says_that_redis_is_away(environ: dict[str, str]) -> None:
+    """With the remedy; the JSON says that nothing was compared, and why."""
+    done = reconcile(environ | {"MADEIRA_REDIS_URL": "redis://127.0.0.1:1/0"}, "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["ran"], told["differences"]) == (False, {})
+    assert "see that it runs and that MADEIRA_REDIS_URL names it" in told["reason"]
+    assert told["reason"] in done.stderr
+
+
 def test_reconcile_says_that_another_run_is_under_way(environ: dict[str, str]) -> None:
     """The reason is in the JSON too."""
     with psycopg.connect(environ["MADEIRA_DATABASE_URL"]) as conn:

@@ -147,6 +147,13 @@ def test_user_and_password_become_a_header_and_leave_the_url():
     assert "dXNlcjpwQHNz" not in repr(t)
 
 
+@pytest.mark.parametrize(("url", "end"), [("nonsense", ""), ("//a.test/", ""), ("ftp://a.test/", ", not ftp:")])
+def test_a_url_without_http_is_told_how_to_begin(url, end):
+    with pytest.raises(BadUrl) as caught:
+        target.parse(url)
+    assert str(caught.value) == f"the URL must begin with http:// or https://{end}"
+
+
 def test_bad_url_does_not_tell_the_password():
     """An error about a URL with a password is silent about it."""
     with pytest.raises(BadUrl) as caught:

@@ -75,7 +75,7 @@ def test_without_the_extra_the_start_stops_with_the_remedy(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "madeira.spans.export")
     monkeypatch.delattr(spans, "export")
-    with pytest.raises(SettingsError, match=r"pip install 'madeira\[otel\]'.*opentelemetry"):
+    with pytest.raises(SettingsError, match=r"pip install '\.\[otel\]'.*opentelemetry"):
         spans.load(ON)
 
 

@@ -14,7 +14,6 @@ from madeira.api.auth import Authenticator
 from madeira.api.problems import FieldError
 from madeira.dry_run import Response
 from madeira.egress import Egress
-from madeira.records import OWN_SOURCE
 from madeira.routing.config import Rules
 from madeira.routing.follow import rules_of
 from madeira.sealing import Sealer
@@ -46,8 +45,10 @@ class DryRun:
         rules = self._rules.read()
         source = document.values.get("source")
         errors: list[FieldError] = []
-        if not isinstance(source, str) or source not in {*rules.sources, OWN_SOURCE}:
-            errors.append(FieldError("source", "must be the name of a source that can be used"))
+        if not isinstance(source, str):
+            errors.append(FieldError("source", "is required: the name of the source that would post it"))
+        elif reason := dry_run.no_source(rules, source):
+            errors.append(FieldError("source", reason))
         response = _response(document.values.get("response"), errors)
         event = validation.new_event(
             _event(document), source=str(source), raw=b"", environ={}, egress=self._egress, beside=errors

@@ -90,7 +90,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "NewJob": obj(
         {
             "among": words(*jobs.AMONG, about="Of a cancel: what has not ended (the default), or what is dead."),
-            "ordered": flag("Of a replay: one at a time per endpoint, in the order of the events; true unless said otherwise."),
+            "ordered": flag(
+                "Of a replay only: one at a time per endpoint, in the order of the events; true unless said otherwise."
+            ),
             "rate": nullable(number("How many a second, at most; not of a cancel.", minimum=RATES[0], maximum=RATES[1])),
             "key": nullable(text("Makes a request that is sent twice one job.", pattern=KEY_PATTERN)),
             "dry_run": flag("Only count, and show a few."),
