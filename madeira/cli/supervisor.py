@@ -2,8 +2,8 @@
 
 Every program gets a session of its own: a Ctrl-C in the terminal reaches the supervisor only, which then decides the order.
 The kernel tells a program when the supervisor is gone, so that a `kill -9` of `up` leaves nothing behind. A program that ends
-by itself may leave children that have something in hand (a call, when Dramatiq's master is killed): they are told to end, get as
-long as the program would, and only then it is started again.
+by itself may leave children that have something in hand (a call, when Dramatiq's master is killed): they are told to end, and get
+as long as the program would, beside the new ones.
 """
 
 import signal
@@ -74,12 +74,11 @@ class Program:
         self._stop_s = stop_s
         self._reload_signal = reload_signal
         self.process: subprocess.Popen[bytes] | None = None
-        #: When what it has left is killed, after it has ended; None: nothing was left yet.
-        self._left_until: float | None = None
+        #: Of which sessions it has left something when it ended, and when that is killed.
+        self._left: dict[int, float] = {}
 
     def start(self) -> None:
         """Start it; from the main thread, whose end would count as ours."""
-        self._left_until = None
         self.process = subprocess.Popen(
             self._command,
             env=self._environ,
@@ -92,48 +91,67 @@ class Program:
         )
         threading.Thread(target=self._copy, args=(self.process,), name=f"log-{self.name}", daemon=True).start()
 
+    @property
+    def sessions(self) -> list[int]:
+        """Those of which something may run, by their leaders' process ids."""
+        return [*self._left, *([self.process.pid] if self.process is not None else [])]
+
     def ended(self) -> str | None:
-        """How it ended, once what it has left has ended too."""
+        """How it ended; told once, until it is started again."""
+        self._end_overdue()
         if self.process is None or self.process.poll() is None:
             return None
-        is_first = self._left_until is None
-        if self._has_left():
-            if is_first:
-                self._output.line("up", f"{self.name} has ended; what it has left finishes what it has in hand", bold=True)
-            return None
         code = self.process.returncode
+        if self._leave():
+            self._output.line("up", f"{self.name} has ended; what it has left finishes what it has in hand", bold=True)
         return f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def stop(self, hurry: Callable[[], bool]) -> None:
-        """SIGTERM, then, when its time is over, SIGKILL to all of its session."""
-        if self.process is None:
-            return
-        self.process.terminate()
+        """SIGTERM, then, when its time is over, SIGKILL to all of its sessions."""
+        if self.process is not None:
+            self.process.terminate()
         deadline = time.monotonic() + self._stop_s
-        while (self.process.poll() is None or self._has_left()) and time.monotonic() < deadline and not hurry():
+        while self._runs() and time.monotonic() < deadline and not hurry():
             time.sleep(0.02)
-        if self.process.poll() is None:
+        if self.process is not None:
             self._output.line("up", f"{self.name} does not stop; it is killed")
-        end(members(self.process.pid), patience_s=0)
-        self.process.wait()
+        for session in self.sessions:
+            end(members(session), patience_s=0)
+        if self.process is not None:
+            self.process.wait()
         self.process = None
+        self._left.clear()
 
     def reload(self) -> None:
         """Pass the wish on, where the program knows it."""
         if self.process is not None and self._reload_signal is not None:
             self.process.send_signal(self._reload_signal)
 
-    def _has_left(self) -> bool:
-        """Whether something is left of the program, which has ended; it is told to end, and killed when its time is over."""
+    def _runs(self) -> bool:
+        """Whether anything of it runs."""
+        if self.process is not None and self.process.poll() is not None:
+            self._leave()
+        self._end_overdue()
+        return bool(self.sessions)
+
+    def _leave(self) -> bool:
+        """Tell what the program, which has ended, has left to end; whether that is anything."""
         assert self.process is not None
-        left = members(self.process.pid)
-        if left and self._left_until is None:
-            self._left_until = time.monotonic() + self._stop_s
+        session = self.process.pid
+        self.process = None
+        left = members(session)
+        if left:
+            self._left[session] = time.monotonic() + self._stop_s
             tell(left)
-        elif left and self._left_until is not None and time.monotonic() >= self._left_until:
-            end(left, patience_s=0)
-            return False
         return bool(left)
+
+    def _end_overdue(self) -> None:
+        for session, until in list(self._left.items()):
+            left = members(session)
+            if left and time.monotonic() < until:
+                continue
+            end(left, patience_s=0)
+            del self._left[session]
 
     def _copy(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -251,8 +269,7 @@ class Supervisor:
         self._note()
 
     def _note(self) -> None:
-        programs = [w.part.process for w in self._parts if isinstance(w.part, Program)]
-        self._note_sessions([p.pid for p in programs if p is not None])
+        self._note_sessions([session for w in self._parts if isinstance(w.part, Program) for session in w.part.sessions])
 
     def _on_stop(self, _signal: int, _frame: FrameType | None) -> None:
         self.ask_to_stop()
