@@ -14,7 +14,7 @@ from typing import Final
 _AHEAD: Final = 2
 
 #: Seconds within which a process that leaves connections to others sees them at work.
-_LEAVES_S: Final = 0.05
+_LEAVES_S: Final = 0.2
 
 #: More places than processes that run at once; those that share one know a little less of each other.
 _PLACES: Final = 64

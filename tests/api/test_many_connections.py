@@ -33,7 +33,7 @@ def test_idle_connections_keep_nobody_out(serve: Callable[..., Api], database_ur
     api = serve(database_url, redis_url, MADEIRA_PROCESSES="1", MADEIRA_THREADS="4").start(files=FILES)
     before = api.worker_pids
     with connections(api, FILES * 2, said):
-        assert api.request("GET", "/healthz", timeout_s=5).status == 200
+        assert api.request("GET", "/healthz", timeout_s=8).status == 200
         assert api.post(event("in")).status == 202
     assert api.worker_pids == before
 

@@ -51,7 +51,7 @@ def test_clients_that_do_not_read_hold_no_thread(serve: Callable[..., Api], data
     began = time.monotonic()
     with reading_nothing(api) as left:
         while left:
-            assert api.request("GET", "/healthz", timeout_s=5).status == 200
+            assert api.request("GET", "/healthz", timeout_s=8).status == 200
             left = [reader for reader in left if not is_reset(reader)]
             assert time.monotonic() - began < 40
     assert time.monotonic() - began > reading.PATIENCE_S

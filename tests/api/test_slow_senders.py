@@ -79,8 +79,8 @@ def test_slow_senders_hold_no_thread(
     started = time.monotonic()
     with dribbling(api, at_once, then) as slow:
         for n in range(5):
-            assert api.request("GET", "/healthz", timeout_s=3).status == 200
-            assert api.request("POST", "/v1/events", event(f"e{n}"), signed(event(f"e{n}")), timeout_s=3).status == 202
+            assert api.request("GET", "/healthz", timeout_s=8).status == 200
+            assert api.request("POST", "/v1/events", event(f"e{n}"), signed(event(f"e{n}")), timeout_s=8).status == 202
         assert [status(connection) for connection in slow] == [408] * SENDERS
         assert 8 < time.monotonic() - started < 20
     assert rows(database_url) == 5
@@ -102,8 +102,8 @@ def test_bodies_that_do_not_come_leave_threads_to_others(
         for connection in stalled:
             connection.sendall(head(BODY, **more) + b" " * 70_000 * ("Expect" not in more and "Content-Length" in more))
         for n in range(5):
-            assert api.request("GET", "/healthz", timeout_s=3).status == 200
-            assert api.request("POST", "/v1/events", event(f"e{n}"), signed(event(f"e{n}")), timeout_s=3).status == 202
+            assert api.request("GET", "/healthz", timeout_s=8).status == 200
+            assert api.request("POST", "/v1/events", event(f"e{n}"), signed(event(f"e{n}")), timeout_s=8).status == 202
         body = event("patient")
         last = stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=40))
         last.sendall(head(body, Expect="100-continue", **{"Content-Length": str(len(body))}))
@@ -134,7 +134,7 @@ def test_bodies_that_only_seem_to_have_come_leave_threads_to_others(
             stalled = stack.enter_context(socket.create_connection(("127.0.0.1", api.port), timeout=20))
             stalled.sendall(said)
         for n in range(5):
-            assert api.request("GET", "/healthz", timeout_s=3).status == 200
+            assert api.request("GET", "/healthz", timeout_s=8).status == 200
             whole = head(event(f"e{n}"), **{"Transfer-Encoding": "chunked"})
             whole += b"%x\r\n%s\r\n0\r\n\r\n" % (len(event(f"e{n}")), event(f"e{n}"))
             with socket.create_connection(("127.0.0.1", api.port), timeout=3) as connection:
