@@ -18,7 +18,7 @@ from madeira.records import PlannedDelivery
 from madeira.states import FailureClass
 from madeira.store import routing
 from tests.store.making import GIVE_UP, accept, claimed, event, routed, settled
-from tests.terminal import ROOT, environ, run
+from tests.terminal import NAMESPACE, ROOT, beside, run
 
 pytestmark = pytest.mark.long
 
@@ -41,14 +41,8 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Terminal]:
     """A terminal, a connection and the queues."""
-    env = environ(
-        MADEIRA_DATA_DIR=str(tmp_path / "data"),
-        MADEIRA_DATABASE_URL=database_url,
-        MADEIRA_REDIS_URL=redis_url,
-        MADEIRA_NAMESPACE="m",
-        COLUMNS="200",
-    )
-    queues = Queues(redis_url=redis_url, namespace="m")
+    env = beside(database_url, redis_url, folder=tmp_path / "data")
+    queues = Queues(redis_url=redis_url, namespace=NAMESPACE)
     with psycopg.connect(database_url, autocommit=True) as conn:
         yield Terminal(env, conn, queues)
     queues.close()

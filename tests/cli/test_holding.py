@@ -15,7 +15,7 @@ from madeira.records import PlannedDelivery
 from madeira.store import routing
 from tests.store import making
 from tests.system.harness import configure, toml
-from tests.terminal import environ, run
+from tests.terminal import NAMESPACE, beside, run
 
 #: More than fits beside the rest into a line of 80 characters.
 WHY = "they move house, and until Friday nobody there can say where to"
@@ -45,14 +45,8 @@ class Terminal:
 def terminal(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Terminal]:
     """A terminal, with the endpoint `a` held for a reason, and three events that wait for it."""
     configure(database_url, toml({"a": {"url": "http://receiver.test/a"}}))
-    env = environ(
-        MADEIRA_DATA_DIR=str(tmp_path / "data"),
-        MADEIRA_DATABASE_URL=database_url,
-        MADEIRA_REDIS_URL=redis_url,
-        MADEIRA_NAMESPACE="m",
-        COLUMNS="200",
-    )
-    queues = Queues(redis_url=redis_url, namespace="m")
+    env = beside(database_url, redis_url, folder=tmp_path / "data")
+    queues = Queues(redis_url=redis_url, namespace=NAMESPACE)
     with psycopg.connect(database_url, autocommit=True) as conn:
         terminal = Terminal(env, conn, queues)
         assert queues.rebuild_begin("test")
